@@ -27,7 +27,7 @@ from batchfinder.results.probe import Probe, without_place
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.plan import Prices
 from batchfinder.search.prober import Prober
-from batchfinder.units import bytes_if_given, format_bytes
+from batchfinder.units import bytes_if_given, format_bytes, positive
 
 if TYPE_CHECKING:
     from batchfinder.launching.prober import LaunchProber
@@ -47,8 +47,7 @@ def check_batch_size(
     **shared: Any,
 ) -> int:
     """Run ``batchfinder check`` and return the exit status."""
-    if batch_size < 1:
-        raise UsageError(f"--batch-size must be at least 1, not {batch_size}")
+    positive("--batch-size", batch_size)
     is_target = len(words) == 1 and "{" not in words[0] and not settings
     is_simulated = gpu is not None or memory is not None
     if is_simulated and not is_target:
@@ -112,7 +111,7 @@ def _refuse_options_of_targets() -> None:
     for option in context.command.params:
         is_given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
         if is_given and option.name in of_find - of_run:
-            raise UsageError(f"{option.opts[0]} is for a target, not a command")
+            raise UsageError(f"{option.opts[0]} is for a target, not a command. Try without it.")
 
 
 def _launcher(
@@ -171,7 +170,7 @@ def _estimated(
             eval_batch_size=options.eval_batch_size,
         )
     print_notes([*notes, *estimate.warnings], quiet=quiet)
-    # What lies beside the allocator counts on both sides.
+    # The peak includes the memory outside the allocator, so the limit must too.
     limit = estimate.budget_bytes + estimate.gpu.overhead_bytes
     limit = min(limit, most or limit)
     trains = estimate.fits and estimate.peak_bytes <= limit

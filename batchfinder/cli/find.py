@@ -33,6 +33,7 @@ from batchfinder.search.deadline import deadline_in
 from batchfinder.search.remarks import loader_remarks
 from batchfinder.simulation.scaled_guess import head_start_of
 from batchfinder.training.user_module import check_target
+from batchfinder.units import positive
 
 MakeProber = Callable[[SetupSource, ProbeOptions], Supervisor]
 """``make_prober(source, options)`` makes the prober that the options describe."""
@@ -88,7 +89,9 @@ def find_batch_size(
         _check_plan(global_batch_size, options.mode, has_no_data)
         deadline = deadline_in(time_limit)
         if deadline is not None and strategy is not None:
-            raise UsageError("--time-limit is for a single process: the clocks of ranks differ")
+            raise UsageError(
+                "--time-limit is for one process, as the clocks of ranks differ. Try without it."
+            )
     facts = {"options": asdict(options), "source": source.to_dict(), "bounds": bounds}
     memory = None if no_cache or strategy else SearchMemory(facts)
     noise = noise_scale_on_data(source, options) if noise_scale else None
@@ -148,10 +151,12 @@ def find_batch_size(
 
 
 def _check_plan(global_batch_size: int | None, mode: str, is_noise_unknown: bool) -> None:
-    if global_batch_size is not None and mode != "train":
-        raise UsageError(f"--global-batch-size belongs to training, and --mode is {mode}.")
-    if global_batch_size is not None and global_batch_size < 1:
-        raise UsageError(f"--global-batch-size must be at least 1, not {global_batch_size}")
+    if global_batch_size is not None:
+        positive("--global-batch-size", global_batch_size)
+        if mode != "train":
+            raise UsageError(
+                f"--global-batch-size belongs to training, and --mode is {mode}. Try without it."
+            )
     if is_noise_unknown:
         raise UsageError(NOISE_NEEDS_DATA)
 

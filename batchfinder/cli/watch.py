@@ -29,7 +29,7 @@ def watch_training(
             "watch a process or a command. Try --pid 1234, or batchfinder watch -- python train.py"
         )
     if not every > 0:
-        raise UsageError(f"--every must be above 0 seconds, not {every:g}")
+        raise UsageError(f"--every must be above 0 seconds, not {every:g}. Try --every 1.")
     gpus = Gpus()
     if gpus.missing:
         click.echo(f"Note: {gpus.missing}", err=True)

@@ -88,7 +88,10 @@ def optimizer_of(name: str) -> OptimizerSpec:
     if name == "sgd":  # without momentum it has no states, and such training is rare
         return functools.partial(torch.optim.SGD, lr=0.01, momentum=MOMENTUM)
     if name == "adafactor" and not hasattr(torch.optim, "Adafactor"):
-        raise StepError(f"Adafactor needs PyTorch 2.5 or newer, and this is {torch.__version__}")
+        raise StepError(
+            f"Adafactor needs PyTorch 2.5 or newer, and this is {torch.__version__}. "
+            "Try adamw-8bit."
+        )
     return _eight_bit() if name == "adamw-8bit" else name
 
 

@@ -62,10 +62,12 @@ def with_checkpointing(setup: TrainingSetup, how: str) -> tuple[TrainingSetup, s
         The setup, and the blocks that are recomputed; "" if none are.
 
     Raises:
-        StepError: the model can not be checkpointed, or nothing is on that could be turned off.
+        StepError: the model cannot be checkpointed, or nothing is on that could be turned off.
     """
     if how == NONE and not is_checkpointed(setup):
-        raise StepError("no checkpointing is on, as far as the model's modules tell")
+        raise StepError(
+            "neither the model nor its Trainer has turned checkpointing on. Try checkpointing."
+        )
     for module in setup.model.modules():
         vars(module).update({flag: False for flag in _FLAGS if hasattr(module, flag)})
     if isinstance(setup.step, StepSource) and setup.step.checkpoints:
@@ -140,7 +142,8 @@ def _selective_options() -> dict[str, Any]:
         from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
     except ImportError:
         raise StepError(
-            f"selective checkpointing needs PyTorch 2.5 or newer, and this is {torch.__version__}"
+            f"selective checkpointing needs PyTorch 2.5 or newer, and this is {torch.__version__}. "
+            "Try checkpointing."
         ) from None
 
     def policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

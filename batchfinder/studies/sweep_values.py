@@ -59,7 +59,7 @@ def combinations(over: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
         [{'height': 1, 'width': 3}, {'height': 2, 'width': 3}]
     """
     if not 1 <= len(over) <= MOST_ARGUMENTS:
-        raise UsageError(f"a sweep is over one or two arguments, not {len(over)}.")
+        raise UsageError(f"a sweep is over one or two arguments, not {len(over)}. Try one.")
     for name, values in over.items():
         if isinstance(values, str) or not isinstance(values, Sequence):
             raise UsageError(
@@ -68,7 +68,9 @@ def combinations(over: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
         if not values:
             raise UsageError(f"{name} has no values. Try {name}=512,1024,2048.")
         if len({*map(repr, values)}) < len(values):
-            raise UsageError(f"{name} has a value twice: {', '.join(map(str, values))}")
+            raise UsageError(
+                f"{name} has a value twice: {', '.join(map(str, values))}. Try each one once."
+            )
     return [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
 
 

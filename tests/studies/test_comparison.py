@@ -150,7 +150,9 @@ def test_where_checkpointing_is_on_a_row_tells_what_it_saves() -> None:
 
 def test_checkpointing_that_is_not_on_cannot_be_turned_off() -> None:
     comparison = compare_strategies(Stack(), SAMPLE, gpu="t4", strategies=["no-checkpointing"])
-    assert comparison.rows[1].note == "no checkpointing is on, as far as the model's modules tell"
+    assert comparison.rows[1].note == (
+        "neither the model nor its Trainer has turned checkpointing on. Try checkpointing."
+    )
 
 
 def test_a_row_says_that_an_older_pytorch_lacks_its_strategy(

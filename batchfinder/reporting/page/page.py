@@ -28,7 +28,7 @@ def check_report(file: str | None) -> None:
         return
     path = Path(file)
     if path.suffix.lower() not in (".html", ".htm"):
-        raise UsageError(f"a report is a page, so {file} must end in .html")
+        raise UsageError(f"a report is a page, so {file} must end in .html. Try report.html")
     folder = path.absolute().parent
     if not folder.is_dir():
         raise UsageError(f"cannot write {file}: there is no folder {folder}. Try mkdir -p {folder}")
