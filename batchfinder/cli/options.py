@@ -168,7 +168,6 @@ SEARCH_OPTIONS = (
 )
 """The time limit of a search, and whether its answer is remembered."""
 
-
 PLAN_OPTIONS = (
     number(
         "--global-batch-size",

@@ -13,7 +13,7 @@ def title_of(device: str, budget_bytes: int, *, is_measured: bool) -> str:
 
 
 def budget_of(budget_bytes: int, *, is_measured: bool) -> str:
-    """Return a study's budget. Unlike the measured peaks, the estimated ones exceed it."""
+    """Return a study's budget as text. Estimated peaks exceed it by the CUDA context."""
     beside = "" if is_measured else " beside the CUDA context, which the peaks include"
     return f"budget {format_bytes(budget_bytes)}{beside}"
 

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 def comparison_table(comparison: Comparison, width: float = math.inf) -> list[str]:
     """Tabulate the strategies; several lines per strategy if ``width`` is too small.
 
-    The strategy with the largest batch and the fastest one are marked. What keeps strategies from
-    being possible stands below, once for all that share it: such a reason is a sentence, and no
-    terminal has room for it in a row.
+    The strategy with the largest batch and the fastest one are marked. The reasons why strategies
+    are impossible are below the table, because a row has no room for a sentence.
     """
     has_plan = comparison.global_batch_size is not None
     head = ["strategy", "max batch", "", "peak", "model states", "per sample"]

@@ -24,8 +24,8 @@ class StrategyRow(Summarized, Plain):
         result: the search, simulated or measured; None if the strategy is impossible.
         terms: bytes of each term of the memory equation at the largest batch size; empty if the
             row was measured.
-        peak_bytes: peak memory at the largest batch size; in an estimate of which nothing fits,
-            at the smallest.
+        peak_bytes: peak memory at the largest batch size; of an estimate, at the smallest size if
+            nothing fits.
         model_state_bytes: most bytes of parameters, of gradients and of optimizer states, added up.
         blocks: the modules recomputed in the backward pass, as text; "" without checkpointing.
         note: why the strategy is impossible, or a remark on it; "" if there is none.

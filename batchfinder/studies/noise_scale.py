@@ -32,8 +32,8 @@ LEAST_RATIO = 4  # with fewer, the two norms are too similar
 SMALL = 8  # examples; batch normalization needs several
 DRAWS = 8
 
-# A loss differs from the mean of its halves' by more than this fraction, and this many standard
-# errors, if it is no mean over examples.
+# A loss is no mean over examples if that of a batch differs from the mean of its halves' losses by
+# more than this fraction, and by more than this many standard errors.
 NOT_THE_MEAN = 0.1
 SURE = 4
 
@@ -146,9 +146,9 @@ def _parts(dataset: Any, places: list[int], size: int) -> Iterator[list[Any]]:
 
 
 def _check_mean(step: TrainingStep, collate: Any, parts: list[list[Any]]) -> None:
-    """Refuse a loss that is not a mean over examples: that of a batch is no mean of its halves'.
+    """Refuse a loss that is not a mean over examples, where a batch's is the mean of its halves'.
 
-    Dropout makes them differ by chance, and batch normalization by little.
+    Dropout makes the two differ by chance, and batch normalization makes them differ a little.
     """
     wholes, means = list[float](), list[float]()
     for examples in parts:

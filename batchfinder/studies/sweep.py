@@ -46,7 +46,7 @@ OnBegin: TypeAlias = Callable[[str], None]
 
 Progress: TypeAlias = tuple[SweepRow | None, list[Sweep]]
 """A row that has ended, and the sweeps so far: one for each device, none before one is known. The
-row is None where the sweeps only know more of the rows before."""
+row is None if only the sweeps have changed."""
 
 
 def sweep_max_batch(

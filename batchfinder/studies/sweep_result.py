@@ -11,8 +11,8 @@ from batchfinder.results.probe import Probe
 from batchfinder.results.record import Plain, Study, Summarized, answer
 from batchfinder.units import format_number
 
-# Padding and labels make an example's elements differ from proportional to its length, by at most
-# this fraction of the longest's.
+# How far an example's elements may be from proportional to its length, as a fraction of the
+# longest example's: padding and labels add some.
 _PROPORTIONAL = 0.02
 
 
@@ -107,8 +107,8 @@ class Sweep(Study):
 
         ``max_tokens // length`` examples fit at every length from the shortest to the longest.
         Memory per token is convex in the length, so between two lengths that ran, an example needs
-        at most the interpolated memory. None if the swept values are not lengths, as two of them
-        have to show, or one of them does not fit.
+        at most the interpolated memory. None if nothing fits at one of the values, or if they are
+        not lengths: at least two have to show that an example's elements grow with the value.
         """
         pairs = [(self._mixed(row), row.length, row.elements) for row in self.rows]
         if len(pairs) < 2 or not all(

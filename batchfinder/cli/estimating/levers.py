@@ -59,7 +59,7 @@ def what_to_change(
             )  # fmt: skip
         except BatchFinderError as error:
             click.echo(f"  with {options}: {error}", err=True)
-            return isinstance(error, UsageError)  # too short for an image: look before it
+            return isinstance(error, UsageError)  # too short for an image: bisect longer ones
         fitting[options] = estimate.batch_size > 0
         needs = f"needs more than {format_bytes(estimate.peak_bytes)}"
         click.echo(f"  with {options}: {'fits' if fitting[options] else needs}", err=True)

@@ -46,7 +46,7 @@ def _in_new_process(function: Callable[..., T], *given: Any) -> T:
             ) from None
 
 
-# The rest runs in the new process, which alone imports torch.
+# Everything below runs in the new process. Only that process imports torch.
 
 
 def _as_user_code(function: Callable[..., T], *given: Any) -> T:
