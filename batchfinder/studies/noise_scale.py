@@ -75,7 +75,7 @@ def noise_scale(
 
     Raises:
         UsageError: there is no loader, or a number is too small.
-        SampleError: the data set has too few examples.
+        SampleError: an epoch has too few examples.
         StepError: the step trains by itself, so its gradients cannot be read; or the loss is no
             mean over examples.
         Exception: whatever model and data raise.
@@ -116,16 +116,16 @@ def _measured(
     if size < 1 or draws < 2:
         raise UsageError(f"{size} examples and {draws} draws are too few. Try 8 and 8.")
     dataset, collate, sampler = parts_of(data, "the loader")
-    ratio = min(RATIO, len(dataset) // size // 2)
-    if ratio < LEAST_RATIO:
-        raise SampleError(
-            f"the data set has {len(dataset)} examples, too few to compare gradients. Try one with "
-            f"at least {2 * LEAST_RATIO * size}."
-        )
     on = choose_device(device, setup.model).torch_device
     touched = [setup.model, setup.optimizer, *setup.functions, collate, sampler]
     with preserved_state(*touched, device=on):
         places = drawn_places(sampler if sampler is not None else range(len(dataset)))
+        ratio = min(RATIO, len(places) // size // 2)
+        if ratio < LEAST_RATIO:
+            raise SampleError(
+                f"an epoch has {len(places)} examples, too few to compare gradients. Try at least "
+                f"{2 * LEAST_RATIO * size}."
+            )
         parts = _parts(dataset, places, size)
         step = TrainingStep(setup, on, precision=precision)
         batches = map(collate, parts)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, SubsetRandomSampler
 
 from batchfinder import TrainingSetup, noise_scale
 from batchfinder.errors import SampleError, StepError, UsageError
@@ -73,8 +74,10 @@ def test_everything_is_as_before() -> None:
 def test_it_needs_different_examples_and_their_gradients() -> None:
     with pytest.raises(UsageError, match="a repeated sample has none"):
         noise_scale(TrainingSetup(Quadratic(1.0), torch.zeros(2, SIZE)))
-    with pytest.raises(SampleError, match="has 20 examples, too few"):
-        noise_scale(Quadratic(1.0), loader=data(20), device="cpu")
+    few = DataLoader(data(), sampler=SubsetRandomSampler(range(5)))
+    for loader, examples in ((data(20), 20), (few, 5)):
+        with pytest.raises(SampleError, match=f"has {examples} examples, too few"):
+            noise_scale(Quadratic(1.0), loader=loader, device="cpu")
 
     def trains(model: nn.Module, batch: Tensor) -> None:
         model(batch).backward()
