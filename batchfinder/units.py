@@ -15,6 +15,8 @@ MIB = 1024**2
 GIB = 1024**3
 TIB = 1024**4
 
+MOST_SECONDS = 1e9  # 32 years: Python's timers overflow at 9.2e9
+
 UNITS = (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
 
 # "24GB" on a graphics card's box means GiB in every driver and in PyTorch. Both spellings mean GiB
@@ -155,6 +157,24 @@ def positive(name: str, value: Any) -> int:
     if operator.index(value) < 1:
         raise UsageError(f"{name} must be at least 1, not {value}")
     return operator.index(value)
+
+
+def check_seconds(name: str, seconds: float | None, usual: int = 600) -> None:
+    """Refuse a time that no timer can wait for. None is no time.
+
+    Args:
+        name: what takes this time, for the error message.
+        seconds: the time that the user gave.
+        usual: the time to try instead.
+
+    Raises:
+        UsageError: the time is not above 0, or too long.
+    """
+    if seconds is not None and not 0 < seconds <= MOST_SECONDS:
+        raise UsageError(
+            f"{name} must be above 0 seconds and at most {MOST_SECONDS:g}, not {seconds:g}. "
+            f"Try {usual}."
+        )
 
 
 def format_rate(samples_per_second: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
@@ -33,7 +32,7 @@ from batchfinder.search.deadline import deadline_in
 from batchfinder.search.remarks import loader_remarks
 from batchfinder.simulation.scaled_guess import head_start_of
 from batchfinder.training.user_module import check_target
-from batchfinder.units import positive
+from batchfinder.units import check_seconds, positive
 
 MakeProber = Callable[[SetupSource, ProbeOptions], Supervisor]
 """``make_prober(source, options)`` makes the prober that the options describe."""
@@ -80,11 +79,7 @@ def find_batch_size(
         is_rank_0 = check_job(strategy).rank == 0
         request = request_of(target, {**shared, "strategy": strategy})
         source, options, bounds = request.source, request.options, request.bounds
-        if probe_timeout is not None and not 0 < probe_timeout <= threading.TIMEOUT_MAX:
-            raise UsageError(
-                f"--probe-timeout must be above 0 seconds, not {probe_timeout:g}; leave it out for "
-                "a limit by the steps seen"
-            )
+        check_seconds("--probe-timeout", probe_timeout)
         has_no_data = noise_scale and not (source.loader and strategy is None)
         _check_plan(global_batch_size, options.mode, has_no_data)
         deadline = deadline_in(time_limit)

@@ -17,7 +17,7 @@ from batchfinder.errors import UsageError
 from batchfinder.launching.flushes import Flushes, counted_flushes
 from batchfinder.launching.template import not_started
 from batchfinder.launching.usage import Gpus, Usage, read_usage
-from batchfinder.units import format_bytes, format_seconds
+from batchfinder.units import check_seconds, format_bytes, format_seconds
 
 
 def watch_training(
@@ -28,8 +28,7 @@ def watch_training(
         raise UsageError(
             "watch a process or a command. Try --pid 1234, or batchfinder watch -- python train.py"
         )
-    if not every > 0:
-        raise UsageError(f"--every must be above 0 seconds, not {every:g}. Try --every 1.")
+    check_seconds("--every", every, usual=1)
     gpus = Gpus()
     if gpus.missing:
         click.echo(f"Note: {gpus.missing}", err=True)

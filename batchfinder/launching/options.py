@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from batchfinder.errors import DeviceError, UsageError
+from batchfinder.units import check_seconds
 
 if TYPE_CHECKING:
     from batchfinder.probing.devices.device import DeviceMemory
@@ -43,9 +43,7 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise UsageError(f"--steps must be at least 1, not {self.steps}. Try --steps 3")
-        seconds = self.timeout_seconds
-        if seconds is not None and not 0 < seconds < math.inf:
-            raise UsageError(f"--timeout must be above 0, not {seconds:g}. Try --timeout 600")
+        check_seconds("--timeout", self.timeout_seconds)
 
 
 def choose_kind(asked: str | None) -> tuple[str, dict[str, str]]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import time
 from bisect import bisect_right
 from functools import partial
 
-from batchfinder.errors import UsageError
 from batchfinder.results.probe import Probe
 from batchfinder.search.bounds import UNLIMITED_BATCH_SIZE
 from batchfinder.search.bracket import Bracket
 from batchfinder.search.plan import Move
+from batchfinder.units import check_seconds
 
 # Plan with this share of the time left: steps near the memory limit take longer than predicted.
 SPENT = 0.8
@@ -108,10 +107,7 @@ def deadline_in(seconds: float | None) -> Deadline | None:
     """Return the deadline of a time limit that starts now; None if there is no limit.
 
     Raises:
-        UsageError: the limit is not a positive number.
+        UsageError: the limit is not a positive number, or too long.
     """
-    if seconds is None:
-        return None
-    if not 0 < seconds < math.inf:
-        raise UsageError(f"the time limit must be above 0 seconds, not {seconds:g}. Try 600.")
-    return Deadline(seconds)
+    check_seconds("the time limit", seconds)
+    return None if seconds is None else Deadline(seconds)

@@ -51,11 +51,14 @@ def error_of(done: Result) -> str:
         (("--confirm-steps", "0"), "confirm_steps must be at least 1, not 0"),
         *(
             (
-                ("--probe-timeout", seconds),
-                f"--probe-timeout must be above 0 seconds, not {seconds}; leave it out for a limit "
-                "by the steps seen",
+                (option, seconds),
+                f"{name} must be above 0 seconds and at most 1e+09, not {seconds}. Try 600.",
             )
-            for seconds in ("0", "nan", "inf")
+            for option, name in (
+                ("--probe-timeout", "--probe-timeout"),
+                ("--time-limit", "the time limit"),
+            )
+            for seconds in ("0", "nan", "inf", "1e+10")
         ),
         (("--global-batch-size", "0"), "--global-batch-size must be at least 1, not 0"),
         (

@@ -270,6 +270,7 @@ def test_a_time_limit_without_a_confirmed_size_is_an_error_and_ends_all_processe
         (("python", "train.py", "--lr", "1"), "the command has no {batch_size}"),
         (("--steps", "0", "--", "python", "{batch_size}"), "--steps must be at least 1"),
         (("--timeout", "0", "--", "python", "{batch_size}"), "--timeout must be above 0"),
+        (("--time-limit", "1e10", "--", "python", "{batch_size}"), "the time limit must be above"),
         (("--env", "3", "--", "python", "{batch_size}"), "--env takes NAME=VALUE"),
     ],
 )

@@ -162,6 +162,7 @@ def test_a_command_that_ends_before_the_first_reading_keeps_its_status(
         (("--", "no-such-command"), "no-such-command cannot be started"),
         (("--", "train.py"), "Try python train.py"),
         (("--every", "0", "--pid", "1"), "--every must be above 0"),
+        (("--every", "inf", "--pid", "1"), "not inf. Try 1."),
     ],
 )
 def test_what_cannot_be_watched_is_one_line(arguments: tuple[str, ...], message: str) -> None:
