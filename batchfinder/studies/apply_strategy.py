@@ -20,6 +20,7 @@ from batchfinder.studies.checkpointing import model_kept, with_checkpointing
 from batchfinder.studies.strategies import Strategy, eight_bit_package
 from batchfinder.training.setup import MakeBatch, OptimizerSpec, TrainingSetup
 from batchfinder.training.source import own_precision
+from batchfinder.training.target import accepts
 from batchfinder.training.tree import map_leaves
 
 PURE = "pure-bf16"
@@ -107,9 +108,13 @@ def _eight_bit() -> OptimizerSpec:
 
 
 def _remade(optimizer: Optimizer) -> Callable[[Any], Optimizer]:
-    """Return a factory of optimizers like this one, for the parameters that replace its own."""
-    known = {key: value for key, value in optimizer.defaults.items() if value is not None}
-    return functools.partial(type(optimizer), **known)
+    """Return a factory of optimizers like this one, for the parameters that replace its own.
+
+    Some defaults are no arguments: AdamW sets ``decoupled_weight_decay`` for Adam, its base.
+    """
+    made, defaults = type(optimizer), optimizer.defaults.items()
+    known = {key: value for key, value in defaults if value is not None and accepts(made, key)}
+    return functools.partial(made, **known)
 
 
 @contextmanager

@@ -149,6 +149,9 @@ def test_pure_bf16_gives_every_bit_back() -> None:
         assert step.setup.sample[0].dtype is torch.bfloat16
         assert step.setup.sample[1].dtype is torch.int64
         assert callable(step.setup.optimizer)
+        made = step.setup.optimizer(step.setup.model.parameters())
+        assert type(made) is type(optimizer)
+        assert made.defaults == optimizer.defaults
     for parameter, place, values, gradient, slope in kept:
         assert parameter.data_ptr() == place
         assert torch.equal(parameter, values)
