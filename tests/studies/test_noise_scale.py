@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -74,9 +75,10 @@ def test_everything_is_as_before() -> None:
 def test_it_needs_different_examples_and_their_gradients() -> None:
     with pytest.raises(UsageError, match="a repeated sample has none"):
         noise_scale(TrainingSetup(Quadratic(1.0), torch.zeros(2, SIZE)))
-    few = DataLoader(data(), sampler=SubsetRandomSampler(range(5)))
-    for loader, examples in ((data(20), 20), (few, 5)):
-        with pytest.raises(SampleError, match=f"has {examples} examples, too few"):
+    examples: Any = data()
+    few = DataLoader(examples, sampler=SubsetRandomSampler(range(5)))
+    for loader, count in ((data(20), 20), (few, 5)):
+        with pytest.raises(SampleError, match=f"has {count} examples, too few"):
             noise_scale(Quadratic(1.0), loader=loader, device="cpu")
 
     def trains(model: nn.Module, batch: Tensor) -> None:
