@@ -7,7 +7,7 @@ FOLDER holds recordings of PyTorch's caching allocator. From the recorded start,
 through the simulated allocator, which must take a segment, of the same size, whenever the real one
 did, and at no other request; and what the real one gave back must be free. Convolutions, and whole
 training steps that can be rebuilt, are compared with the simulation. TABLE.csv has published peaks.
-Writes scripts/results/recordings.json.
+Writes scripts/results/recordings.json. Run it without the counting runtime, which has no cuDNN.
 """
 
 from __future__ import annotations
