@@ -85,8 +85,8 @@ def main() -> None:
         verdict = "survived" if not problems else "; ".join(problems)
         told = f"answer {ending.answer}" if ending.answer is not None else ending.error
         print(f"{title}: {verdict} ({told})", file=sys.stderr, flush=True)
-        others = [known for known in results["faults"] if title_of(known) != title]
-        results["faults"] = [*others, row]
+        known = {title_of(each): each for each in results["faults"]}
+        results["faults"] = [*(known | {title: row}).values()]
         save(options.output, results)
     print(table(results["faults"]))
     if not all(row["survived"] for row in results["faults"]):
