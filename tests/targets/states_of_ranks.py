@@ -73,7 +73,10 @@ def main(strategy: str) -> None:
     held = {
         "parameters": bytes_of(model.parameters()),
         "gradients": bytes_of(parameter.grad for parameter in model.parameters()),
-        "optimizer states": bytes_of(one for state in states for one in state.values()),
+        # Counters of steps are numbers. On CUDA, they stay in host memory.
+        "optimizer states": bytes_of(
+            one for state in states for one in state.values() if one.dim()
+        ),
     }
     everybody: list[dict[str, int]] = [{}] * dist.get_world_size()
     dist.all_gather_object(everybody, held)
