@@ -14,15 +14,13 @@ import torch
 from torch.utils.data import RandomSampler
 
 from batchfinder.errors import SampleError
-from batchfinder.training.data.lengths import MOST_EXAMPLES, SEED, lengths_of
+from batchfinder.training.data.lengths import MOST_EXAMPLES, SEED, Collate, lengths_of
 from batchfinder.training.data.stream import Beginning
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import MakeBatch
-from batchfinder.training.state.process_settings import repeatable
+from batchfinder.training.state.process_settings import seeded
 from batchfinder.training.tree import named_leaves, named_tensors
 from batchfinder.training.user_traceback import raised_while
-
-Collate = Callable[[list[Any]], Any]
 
 # The number of different batches in a confirmation. After them it starts over with the longest.
 DRAWN_BATCHES = 7
@@ -96,8 +94,8 @@ class Collated:
             examples = [*examples, *self.others(more)]
         count = len(examples)
         # Copied, because collators change the examples: they pad the labels, for example.
-        seeded = nullcontext() if self.seed is None else repeatable(seed=self.seed)
-        with raised_while(f"{self.owner} made a batch"), seeded:
+        draws = nullcontext() if self.seed is None else seeded(self.seed)
+        with raised_while(f"{self.owner} made a batch"), draws:
             return self.collate([copy.copy(examples[i % count]) for i in range(batch_size)])
 
 
@@ -173,7 +171,7 @@ def batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> Data
     with raised_while(f"{owner} made a batch"):
         if not len(dataset):
             raise SampleError(f"the data set of {owner} has no examples. Try one with at least 1.")
-        lengths = lengths_of(dataset)
+        lengths = lengths_of(dataset, collate)
         longest, shortest = (
             Collated(collate, [dataset[place] for place in places], owner)
             for places in (lengths.longest, lengths.shortest)

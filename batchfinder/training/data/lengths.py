@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from numbers import Number
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor
 
+from batchfinder.training.state.process_settings import seeded
 from batchfinder.training.tree import named_tensors
 
 # Examples to read when looking for the longest, and the few that show whether lengths differ at
-# all. All examples are read if that takes no more than these seconds: one that is longer than all
-# others comes up once in an epoch.
+# all. All examples are read if that takes no more than READING_SECONDS: one that is longer than all
+# others comes up once in an epoch. Images that a collator loads may take MOST_SECONDS; a power of
+# two of them is read then, so that the same machine reads as many each time.
 MOST_EXAMPLES = 2048
 FIRST_EXAMPLES = 64
 READING_SECONDS = 5.0
+MOST_SECONDS = 30.0
 
 # The seed of all draws. It is fixed so that all searches and workers draw the same.
 SEED = 0
 
 
 T = TypeVar("T")
+Collate = Callable[[list[Any]], Any]
+Length: TypeAlias = tuple[Any, int]  # of a value, by its key
 
 
 @dataclass(frozen=True)
@@ -51,36 +59,83 @@ class Lengths:
     totals: dict[int, int] = field(repr=False)
 
 
-def lengths_of(dataset: Any) -> Lengths:
+def lengths_of(dataset: Any, collate: Collate | None = None) -> Lengths:
     """Find the longest examples of a data set.
 
+    The lengths of an example are those of its values; or those of the tensors in a batch of it
+    alone, if these do not grow with the values, as where an example is the name of an image.
+
     At first, 64 examples are read, spread evenly over the data set. If they differ in length, 2048
-    are read, or all of them if that takes seconds (:data:`READING_SECONDS`).
+    are read, or all of them if that takes seconds (:data:`READING_SECONDS`), or fewer if that takes
+    half a minute (:data:`MOST_SECONDS`).
+
+    Args:
+        dataset: has examples by index.
+        collate: makes a batch from a list of examples. Default: only the examples are looked at.
 
     Example:
         >>> lengths_of(["a", "abc", "ab"])
         Lengths(longest=[1], shortest=[0], vary=True, looked_at=3, are_sure=True)
     """
-    size = len(dataset)
-
-    def read(place: int) -> list[tuple[Any, int]]:
-        return [*_lengths(dataset[place])]
-
-    few = _lengths_of({place: read(place) for place in spread(size, FIRST_EXAMPLES)}, size)
+    size, started = len(dataset), time.monotonic()
+    alone, of_values = dict[int, list[Length]](), dict[int, list[Length]]()
+    for place in spread(size, FIRST_EXAMPLES):
+        example = dataset[place]
+        alone[place] = _lengths_alone(collate, example)
+        of_values[place] = _lengths(example)
+    is_enough = _grow_alike(alone, of_values)
+    few = _lengths_of(of_values if is_enough else alone, size)
     if not few.vary:
         return replace(few, are_sure=True)
-    return _lengths_of(read_many(size, read), size)
+    in_time = MOST_SECONDS / (time.monotonic() - started) * few.looked_at
+    most = min(MOST_EXAMPLES, max(FIRST_EXAMPLES, 2 ** math.floor(math.log2(in_time))))
+    read = _lengths if is_enough else partial(_lengths_alone, collate)
+    return _lengths_of(read_many(size, lambda place: read(dataset[place]), most), size)
 
 
-def read_many(size: int, read: Callable[[int], T]) -> dict[int, T]:
-    """Read 2048 examples of a data set, or all of them if that takes seconds; return them by index.
+def _grow_alike(alone: Mapping[int, list[Length]], of_values: Mapping[int, list[Length]]) -> bool:
+    """Return True if each tensor of the batches is as large as one of the values lets expect.
+
+    It is then the longest where that value is, as with token ids that a collator pads.
+    """
+
+    def by_key(lengths: Mapping[int, list[Length]]) -> Iterable[Mapping[int, int]]:
+        found: dict[Any, dict[int, int]] = defaultdict(dict)
+        for place, each in lengths.items():
+            for key, length in each:
+                found[key][place] = length
+        return found.values()
+
+    def grows_with(value: Mapping[int, int], tensor: Mapping[int, int]) -> bool:
+        pairs = sorted((value.get(place, 0), length) for place, length in tensor.items())
+        return all(a[1] == b[1] if a[0] == b[0] else a[1] <= b[1] for a, b in pairwise(pairs))
+
+    values = [*by_key(of_values)]
+    return all(any(grows_with(value, tensor) for value in values) for tensor in by_key(alone))
+
+
+def _lengths_alone(collate: Collate | None, example: Any) -> list[Length]:
+    """Return the lengths of the tensors in a batch of one example; none if it is refused."""
+    if collate is None:
+        return []
+    try:
+        with seeded(SEED):  # it may draw lengths at random
+            batch = collate([copy.copy(example)])
+    except Exception:  # noqa: BLE001 - a collator of pairs may raise anything
+        return []
+    return [(path, tensor.numel()) for path, tensor in named_tensors(batch)]
+
+
+def read_many(size: int, read: Callable[[int], T], most: int = MOST_EXAMPLES) -> dict[int, T]:
+    """Read examples of a data set, or all of them if that takes seconds; return them by index.
 
     Args:
         size: the examples of the data set.
         read: reads the example at an index.
+        most: how many to read if all of them take longer.
     """
     started = time.monotonic()
-    many = {place: read(place) for place in spread(size, MOST_EXAMPLES)}
+    many = {place: read(place) for place in spread(size, most)}
     seconds = (time.monotonic() - started) / len(many) * size
     if seconds <= READING_SECONDS:
         many |= {place: read(place) for place in range(size) if place not in many}
@@ -98,7 +153,7 @@ def spread(size: int, most: int) -> list[int]:
     return [draw.randrange(start, end) for start, end in pairwise(edges)]
 
 
-def _lengths_of(examples: Mapping[int, list[tuple[Any, int]]], size: int) -> Lengths:
+def _lengths_of(examples: Mapping[int, list[Length]], size: int) -> Lengths:
     """Return the longest and shortest example of each value; the first if several are equal."""
     found: dict[Any, list[tuple[int, int]]] = defaultdict(list)
     totals: dict[int, int] = defaultdict(int)
@@ -119,8 +174,8 @@ def _lengths_of(examples: Mapping[int, list[tuple[Any, int]]], size: int) -> Len
     )
 
 
-def _lengths(example: Any) -> Iterator[tuple[Any, int]]:
-    """Yield the key and the length of each value of an example."""
+def _lengths(example: Any) -> list[Length]:
+    """Return the key and the length of each value of an example."""
     if isinstance(example, Mapping):
         items = list(example.items())
     elif isinstance(example, list | tuple) and not _is_of_numbers(example):
@@ -129,8 +184,7 @@ def _lengths(example: Any) -> Iterator[tuple[Any, int]]:
         items = [("", example)]
     else:
         items = list(vars(example).items())  # transformers' own collators take such objects too
-    for key, value in items:
-        yield key, _length(value)
+    return [(key, _length(value)) for key, value in items]
 
 
 def _is_of_numbers(value: list[Any] | tuple[Any, ...]) -> bool:

@@ -37,10 +37,18 @@ _BACKEND_FLAGS = (
 
 def process_settings() -> list[Undo]:
     """Return one function per process-wide setting that restores its current value."""
-    undo: list[Undo] = [
-        partial(random.setstate, random.getstate()),
+    return [
+        *_host_generators(),
         partial(torch.set_grad_enabled, torch.is_grad_enabled()),
         *(partial(_switch, name, value) for name, value in read_switches().items()),
+    ]
+
+
+def _host_generators() -> list[Undo]:
+    """Return one function for each of the host's random generators that restores its state."""
+    undo: list[Undo] = [
+        partial(random.setstate, random.getstate()),
+        *generator(torch.default_generator),
     ]
     # If NumPy is not imported yet, its generator has no state to restore.
     if numpy := sys.modules.get("numpy"):
@@ -72,15 +80,24 @@ def repeatable(things: Iterable[Any] = (), seed: int = 0) -> Iterator[None]:
         things: any objects. The user's generators among them are restored but not seeded.
         seed: for the generators of random, torch and numpy.
     """
-    torch_numbers = torch.default_generator
     undo = process_settings()
-    for thing in (torch_numbers, *things):
+    for thing in things:
         undo += generator(thing)
-    random.seed(seed)
-    torch_numbers.manual_seed(seed)
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed(seed)
-    with undone(undo):
+    with undone(undo), seeded(seed):
+        yield
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Run the block with a seed for random, torch on the host, and numpy; restore them afterwards.
+
+    It is quicker than :func:`repeatable`, which restores all process settings.
+    """
+    with undone(_host_generators()):
+        random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        if numpy := sys.modules.get("numpy"):
+            numpy.random.seed(seed)
         yield
 
 

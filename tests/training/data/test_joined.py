@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -43,3 +44,13 @@ def test_others_may_put_the_longest_together() -> None:
     in_order = DataLoader(GRAPHS, 4, collate_fn=joined)
     for loader in (in_order, (GRAPHS, joined)):
         assert lengths(loader, 30)[0] == [max(LENGTHS)] * 30
+
+
+@pytest.mark.parametrize("text", ["", "of varying length "])
+def test_the_collator_shows_how_long_examples_are_that_are_only_names(text: str) -> None:
+    def loaded(records: list[dict[str, Any]]) -> tuple[Tensor, list[int]]:
+        return joined([GRAPHS[record["name"]] for record in records])
+
+    records: Any = [{"name": place, "text": text * (place % 3)} for place in range(len(GRAPHS))]
+    loader = DataLoader(records, 4, shuffle=True, collate_fn=loaded)
+    assert lengths(loader, 8) == lengths(DataLoader(GRAPHS, 4, shuffle=True, collate_fn=joined), 8)
