@@ -33,7 +33,7 @@ def needs(package: str) -> list[pytest.MarkDecorator]:
 TRAINED = {
     "fit_plain.py": "batch size 512:",
     "fit_ddp.py": "batch size 256 per rank:",
-    "fit_lightning.py": "batch size 512:",  # 512 less the margin
+    "fit_lightning.py": "batch size 512:",  # all its examples
     "fit_trainer.py": "batch size 64 x 1:",
     "fit_accelerate.py": "batch size 256:",
 }
