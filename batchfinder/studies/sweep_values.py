@@ -51,8 +51,11 @@ MIXED_FAILED = (
 def combinations(over: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Return every combination of the swept values. The last argument changes first.
 
+    Numbers of NumPy and PyTorch become Python's, as results are written as JSON.
+
     Raises:
-        UsageError: an argument has no values or one twice, or too many arguments are swept.
+        UsageError: an argument has no values or one twice, or is the batch size, or too many
+            arguments are swept.
 
     Example:
         >>> combinations({"height": [1, 2], "width": [3]})
@@ -60,7 +63,10 @@ def combinations(over: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """
     if not 1 <= len(over) <= MOST_ARGUMENTS:
         raise UsageError(f"a sweep is over one or two arguments, not {len(over)}. Try one.")
+    over = {name: _plain(values) for name, values in over.items()}
     for name, values in over.items():
+        if name == "batch_size":
+            raise UsageError("a sweep finds the batch_size. Try an argument such as seq_len.")
         if isinstance(values, str) or not isinstance(values, Sequence):
             raise UsageError(
                 f"{name} needs a list of values, not {values!r}. Try [512, 1024, 2048]"
@@ -72,6 +78,14 @@ def combinations(over: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
                 f"{name} has a value twice: {', '.join(map(str, values))}. Try each one once."
             )
     return [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
+
+
+def _plain(values: Any) -> Any:
+    """Return the numbers of an array, or of a list, as Python's; other values as they are."""
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if not isinstance(values, list | tuple):
+        return values
+    return [value.item() if getattr(value, "ndim", None) == 0 else value for value in values]
 
 
 def bound(setup: TrainingSetup, values: Mapping[str, Any]) -> TrainingSetup:

@@ -8,6 +8,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fakes import FakeProber
@@ -177,11 +178,17 @@ def test_make_batch_may_take_the_argument() -> None:
         ({"a": "512"}, "a needs a list of values, not '512'"),
         ({"a": 512}, "a needs a list of values, not 512"),
         ({"a": [1, 1]}, "a has a value twice"),
+        ({"batch_size": [1, 2]}, "a sweep finds the batch_size"),
     ],
 )
 def test_values_that_make_no_sweep_are_refused(over: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         combinations(over)
+
+
+@pytest.mark.parametrize("values", [np.arange(2, 4), [np.int64(2), torch.tensor(3)]])
+def test_numbers_of_arrays_become_plain_ones(values: Any) -> None:
+    assert repr(combinations({"a": values})) == "[{'a': 2}, {'a': 3}]"
 
 
 def swept(*rows: tuple[int, int], elements: int = 2) -> Sweep:
