@@ -69,8 +69,17 @@ def set_max_batch(
         result, split, largest = _search(trainer, global_batch_size, options)
     finally:
         args.gradient_accumulation_steps = before
+    warnings = []
+    failure = result.next_failure
+    if failure is not None and failure.is_in_validation:
+        warnings.append(
+            f"a batch of {failure.batch_size} trains, but the evaluation runs out of memory. Try a "
+            "smaller per_device_eval_batch_size, preprocess_logits_for_metrics, or "
+            "eval_accumulation_steps=1, so that fewer results are on the device"
+        )
     if split is None:
-        return result
+        warn_of(warnings)
+        return replace(result, warnings=(*result.warnings, *warnings))
     args.per_device_train_batch_size = split.batch_size
     vars(trainer)["_train_batch_size"] = split.batch_size  # its loader reads this copy
     args.gradient_accumulation_steps = split.gradient_accumulation_steps
@@ -82,7 +91,6 @@ def set_max_batch(
         note += ", as many as the data set has for a rank"
     if largest > split.batch_size:
         note += f". A batch of {largest} fits too, but does not divide {global_batch_size} evenly"
-    warnings = []
     if global_batch_size not in (None, split.global_batch_size):
         warnings.append(
             f"a global batch size of {global_batch_size} cannot be reached; the nearest is {split}."
@@ -92,13 +100,6 @@ def set_max_batch(
         warnings.append(
             f"get_train_dataloader of {type(trainer).__name__} makes batches of {made}, not of "
             f"{split.batch_size}. Try batch_size=self._train_batch_size in it"
-        )
-    failure = result.next_failure
-    if failure is not None and failure.is_in_validation:
-        warnings.append(
-            f"a batch of {failure.batch_size} trains, but the evaluation runs out of memory. Try a "
-            "smaller per_device_eval_batch_size, preprocess_logits_for_metrics, or "
-            "eval_accumulation_steps=1, so that fewer results are on the device"
         )
     warn_of(warnings)
     return replace(result, notes=(*result.notes, note), warnings=(*result.warnings, *warnings))

@@ -32,7 +32,9 @@ def why_nothing_fits(result: BatchSizeResult) -> list[str]:
         size = result.eval_batch_size
         batches = f", with batches of {size}," if size else ""
         smaller = "a smaller one (`find --mode eval` finds the largest)"
-        smaller = smaller if size else "smaller batches for it, or to keep its outputs on the CPU"
+        on_host = "smaller batches for it, or to keep its outputs on the CPU (of a transformers."
+        on_host += "Trainer: eval_accumulation_steps=1, or preprocess_logits_for_metrics)"
+        smaller = smaller if size else on_host
         return [f"Its validation{batches} runs out of memory. Try {smaller}."]
     probe = next((p for p in result.probes if p.batch_size == failure.batch_size), None)
     story = what_ran_out(probe, reason, result.budget_bytes) if probe else ""

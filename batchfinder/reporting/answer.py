@@ -107,7 +107,7 @@ def _verdict(result: BatchSizeResult) -> str:
         return f"Max {_KINDS[result.mode]}batch size {result.batch_size}"
     if result.status is Status.NOTHING_FITS:
         failure = result.next_failure
-        smallest = "the smallest" if failure is None else f"batch size {failure.batch_size}"
+        smallest = "the smallest" if failure is None else failure.what
         return f"Nothing fits: {smallest} needs more than {format_bytes(result.budget_bytes)}"
     if result.status is Status.TIME_LIMIT:
         size = f"Largest confirmed batch size {result.batch_size}"

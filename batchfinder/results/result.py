@@ -47,6 +47,11 @@ class NextFailure(Record):
         """True if its training steps fit, and the validation after them did not."""
         return without_place(self.reason)[1]
 
+    @property
+    def what(self) -> str:
+        """The batch size in words, with the validation if that failed."""
+        return f"batch size {self.batch_size}" + " with its validation" * self.is_in_validation
+
 
 @dataclass(frozen=True, repr=False)
 class BatchSizeResult(Summarized, Record):
@@ -113,8 +118,9 @@ class BatchSizeResult(Summarized, Record):
         answer = f"{answer} on {self.device} in {format_seconds(self.seconds)}"
         if self.status is not Status.NOTHING_FITS or self.next_failure is None:
             return answer
-        smallest, budget = self.next_failure.batch_size, format_bytes(self.budget_bytes)
-        return f"{answer}: batch size {smallest} needs more than {budget}"
+        return (
+            f"{answer}: {self.next_failure.what} needs more than {format_bytes(self.budget_bytes)}"
+        )
 
     @property
     def is_final(self) -> bool:

@@ -106,14 +106,15 @@ def test_a_loader_that_ignores_the_number_is_named() -> None:
         found(Fixed(), max_batch_size=8)
 
 
-def test_an_evaluation_that_limits_the_size_is_named() -> None:
+@pytest.mark.parametrize(("most", "answer"), [(5, 5), (0, 0)])
+def test_an_evaluation_that_limits_the_size_is_named(most: int, answer: int) -> None:
     class Evaluated(Trained):
         def compute_loss(self, model: Any, inputs: Any) -> Any:
             trained[0] = len(inputs["labels"])
             return super().compute_loss(model, inputs)
 
         def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool) -> Any:
-            if trained[0] > 5:
+            if trained[0] > most:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
             return None, None, None
 
@@ -121,7 +122,10 @@ def test_an_evaluation_that_limits_the_size_is_named() -> None:
     trainer = Evaluated(per_device_eval_batch_size=2)
     vars(trainer)["compute_metrics"] = None
     with pytest.warns(BatchFinderWarning, match="trains, but the evaluation runs out of memory"):
-        assert found(trainer).batch_size == 5
+        result = found(trainer)
+    assert result.batch_size == answer
+    assert "eval_accumulation_steps=1" in result.warnings[-1]
+    assert ("batch size 1 with its validation needs more" in str(result)) == (not answer)
 
 
 def test_where_nothing_fits_the_numbers_stay() -> None:

@@ -172,6 +172,9 @@ def test_a_validation_that_does_not_fit_needs_smaller_batches() -> None:
         "Its validation, with batches of 512, runs out of memory. "
         "Try a smaller one (`find --mode eval` finds the largest)."
     ]
+    (trainers,) = details(nothing_fits(f"{IN_VALIDATION}{OOM_NOTE}"))
+    assert "eval_accumulation_steps=1" in trainers
+    assert headline(nothing)[0].startswith("Nothing fits: batch size 1 with its validation needs")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ In training, the user's collator pads every batch to its longest example.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,11 +15,9 @@ from torch.utils.data import ConcatDataset
 from batchfinder.errors import SampleError
 from batchfinder.training.data.drawn import DataBatches, batches_in_turn, batches_of
 from batchfinder.training.data.loader import batch_size_of, by_place, has_places, sampler_of
-from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import Trainer
 from batchfinder.training.state.reach import random_in
 from batchfinder.training.state.snapshot import preserved_state
-from batchfinder.training.tree import bytes_in
 
 
 def batches_of_trainer(trainer: Trainer) -> DataBatches:
@@ -63,18 +61,17 @@ def _own(collate: Any) -> Any:
     return own
 
 
-def longest_to_evaluate(trainer: Trainer, datasets: list[Any]) -> BatchMaker | None:
-    """Return the maker of the largest batches of some data sets as the Trainer evaluates on them.
+def longest_to_evaluate(trainer: Trainer, datasets: list[Any]) -> list[Callable[[int], Any]]:
+    """Return for each data set what makes its largest batches, as the Trainer evaluates on them.
 
-    It is None if the Trainer does not say how it loads them.
+    There is none if the Trainer does not say how it loads them.
     """
     acting: Any = copy.copy(trainer)  # it keeps loaders whose worker processes stay
     if not hasattr(acting, "get_eval_dataloader"):
-        return None
+        return []
     with preserved_state(), _no_loader_noted(trainer):
         loaders = [acting.get_eval_dataloader(dataset) for dataset in datasets]
-        makers = [batches_of_its_loader(loader).make_longest for loader in loaders]
-        return BatchMaker(make_batch=max(makers, key=lambda make: bytes_in(make(1))))
+        return [batches_of_its_loader(loader).make_longest for loader in loaders]
 
 
 @contextmanager

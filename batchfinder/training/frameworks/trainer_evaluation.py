@@ -18,7 +18,7 @@ from batchfinder.training.frameworks.trainer_batch import longest_to_evaluate
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import Trainer
 from batchfinder.training.source import filled_block
-from batchfinder.training.tree import named_tensors
+from batchfinder.training.tree import bytes_in, named_tensors
 
 # The concatenations that stand for those of all batches: each grows the results by 3 %.
 GROWTHS = 32
@@ -26,7 +26,7 @@ GROWTHS = 32
 
 @dataclass
 class GatheredEvaluation:
-    """The logits and labels that an evaluation keeps on the device for ``compute_metrics``.
+    """The logits, labels and inputs that an evaluation keeps on the device for ``compute_metrics``.
 
     Each batch is concatenated to the batches before it, so old and new tensors exist together. Only
     a few batches run here. Blocks of the same size replace the results of all others.
@@ -36,12 +36,14 @@ class GatheredEvaluation:
         batches: makes batches of the longest examples that are evaluated; None: as in training.
         examples: the number of examples that are gathered before they move to the host.
         is_concatenated: True if the batches are concatenated, False if they are kept in a list.
+        has_inputs: True if ``compute_metrics`` also gets the model's main input.
     """
 
     batch_size: int = 0
     batches: BatchMaker | None = None
     examples: int = 0
     is_concatenated: bool = True
+    has_inputs: bool = False
     _bytes_per_example: list[float] = field(default_factory=list, init=False)
     _device: torch.device | None = field(default=None, init=False)
     _old: list[Tensor] = field(default_factory=list, init=False)
@@ -55,15 +57,24 @@ class GatheredEvaluation:
             return None
         # There is one evaluation per data set.
         datasets = [*dataset.values()] if isinstance(dataset, dict) else [dataset]
-        examples = max(map(_length, datasets))
-        batch_size = min(batch_size, examples or batch_size)
+        lengths = [len(data) if hasattr(data, "__len__") else 0 for data in datasets]
+        batch_size = min(batch_size, max(lengths) or batch_size)
+        makers = longest_to_evaluate(trainer, datasets)
+        # Only the largest examples of all sets run here, and stand for those of each set.
+        sizes = [bytes_in(make(1)) for make in makers] or [1] * len(datasets)
+        largest = max(sizes)
+        examples = max(n * size // largest for n, size in zip(lengths, sizes, strict=True))
         steps = getattr(trainer.args, "eval_accumulation_steps", None)
         if steps:
             examples = min(examples, steps * batch_size)
         if getattr(trainer.args, "batch_eval_metrics", False):
             examples = 0
         concatenates = getattr(trainer.args, "eval_do_concat_batches", True)
-        return cls(batch_size, longest_to_evaluate(trainer, datasets), examples, concatenates)
+        # Transformers before 4.46 has only the second argument.
+        has_inputs = "inputs" in (getattr(trainer.args, "include_for_metrics", None) or ())
+        has_inputs |= bool(getattr(trainer.args, "include_inputs_for_metrics", False))
+        batches = BatchMaker(make_batch=makers[sizes.index(largest)]) if makers else None
+        return cls(batch_size, batches, examples, concatenates, has_inputs)
 
     @contextmanager
     def before_last_batch(self) -> Iterator[None]:
@@ -80,12 +91,15 @@ class GatheredEvaluation:
         finally:
             self._old = []
 
-    def with_last_batch(self, acting: Any, loss: Any, logits: Any, labels: Any) -> Any:
+    def with_last_batch(self, acting: Any, batch: Any, loss: Any, logits: Any, labels: Any) -> Any:
         """Return the results of the last batch as the Trainer gathers them."""
         if logits is not None and acting.preprocess_logits_for_metrics is not None:
             logits = acting.preprocess_logits_for_metrics(logits, labels)
-        tensors = [tensor for _, tensor in named_tensors((logits, labels))]
-        self._bytes_per_example = [tensor.nbytes / len(tensor) for tensor in tensors]
+        name = getattr(acting.model, "main_input_name", "input_ids")
+        inputs = batch.get(name) if self.has_inputs else None
+        tensors = [tensor for _, tensor in named_tensors((logits, labels, inputs))]
+        examples = next(len(tensor) for _, tensor in named_tensors(batch))
+        self._bytes_per_example = [tensor.nbytes / examples for tensor in tensors]
         self._device = tensors[0].device if tensors else None
         if self.is_concatenated:
             self._blocks(self.examples)  # these exist together with the old ones for a moment
@@ -94,7 +108,3 @@ class GatheredEvaluation:
     def _blocks(self, examples: int) -> list[Tensor]:
         sizes = [int(size * max(0, examples)) for size in self._bytes_per_example]
         return [filled_block(size, self._device) for size in sizes]
-
-
-def _length(dataset: Any) -> int:
-    return len(dataset) if hasattr(dataset, "__len__") else 0

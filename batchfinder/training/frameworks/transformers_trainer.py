@@ -142,7 +142,7 @@ class TrainerStep(StepSource):
         with gathered.before_last_batch(), in_precision(acting.model, self.precision):
             results = acting.prediction_step(model, batch, only_loss)
             if not only_loss:
-                results = gathered.with_last_batch(acting, *results)
+                results = gathered.with_last_batch(acting, batch, *results)
         return results
 
     def infer(self, model: nn.Module, batch: Any) -> Any:

@@ -350,11 +350,35 @@ def test_logits_that_go_to_the_host_are_not_gathered() -> None:
     assert validated(trainer) == (5, [0, 0])
 
 
-def test_a_validation_runs_on_the_longest_examples_of_its_own_data() -> None:
-    class Loading(Evaluated):
-        def get_eval_dataloader(self, dataset: Any) -> Any:
-            return DataLoader(dataset, batch_size=2, collate_fn=self.data_collator)
+def test_inputs_that_the_metrics_get_are_gathered_and_numbers_may_be() -> None:
+    class Counting(Evaluated):
+        """With a number beside its logits, as the auxiliary loss of a mixture of experts."""
 
+        def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool) -> Any:
+            loss, logits, labels = super().prediction_step(model, inputs, prediction_loss_only)
+            return loss, (logits, loss), labels
+
+    rows = 15 * (10 * 4 + 8)
+    assert validated(Counting()) == (5, [0, rows + 15 * 4 // 5])
+    assert validated(Evaluated(include_for_metrics=["inputs"])) == (5, [0, rows + 15 * 8])
+
+
+class Loading(Evaluated):
+    """One that says how it loads the data that it evaluates on."""
+
+    def get_eval_dataloader(self, dataset: Any) -> Any:
+        return DataLoader(dataset, batch_size=2, collate_fn=self.data_collator)
+
+
+def test_what_is_gathered_is_that_of_one_of_several_data_sets() -> None:
+    trainer = Loading()
+    trainer.eval_dataset = {"few, long": Texts(6, longest_at=1), "short": Texts(49)}
+    evaluation = GatheredEvaluation.of(trainer)
+    assert evaluation is not None
+    assert evaluation.examples == 7  # of 7 tokens each, as 49 of one token
+
+
+def test_a_validation_runs_on_the_longest_examples_of_its_own_data() -> None:
     trainer = Loading(per_device_eval_batch_size=50)  # trains on texts of one token
     trainer.eval_dataset = {"few, long": Texts(3, longest_at=1), "short": Texts(20)}
     step = TrainingStep(opened(trainer)[0], CPU)
@@ -400,7 +424,8 @@ def test_results_grow_on_a_device_as_they_are_concatenated() -> None:
 
     evaluation = Noted(batch_size=4, examples=68)
     batch = torch.zeros(4, 3, device="meta")
-    evaluation.with_last_batch(SimpleNamespace(preprocess_logits_for_metrics=None), 0, batch, batch)
+    acting = SimpleNamespace(preprocess_logits_for_metrics=None, model=None)
+    evaluation.with_last_batch(acting, batch, 0, batch, batch)
     grown.clear()
     with evaluation.before_last_batch():
         assert grown == [*range(2, 65, 2)]
