@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from batchfinder.search.belief import end_from_zero, lines_of
+from batchfinder.search.belief import APART, end_from_zero, lines_of
 from batchfinder.search.bracket import Bracket
 from batchfinder.search.head_start import Guess, MakeGuess
 from batchfinder.search.plan import (
@@ -120,7 +120,7 @@ def _size_to_record(known: Bracket, share: float, guess: Guess | None) -> Move |
     growth = MEASURED_GROWTH if recorded == 2 else SECOND_GROWTH
     size = known.bounds.at_most(min(share * end, known.ran * growth))
     if size <= known.ran:
-        next_size = known.bounds.after(known.ran)
+        next_size = known.bounds.after(int(known.ran / APART))  # nothing is guessed of nearer ones
         is_small = 3 * next_size <= end or known.bounds.first in known.confirmed
         size = next_size if is_small else known.bounds.first
     return Move(size, True) if size < min(end, known.high) else None

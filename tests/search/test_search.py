@@ -17,7 +17,7 @@ from batchfinder.probing.place import VARIED_PRICES
 from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.result import Status
-from batchfinder.search.belief import line
+from batchfinder.search.belief import APART, line
 from batchfinder.search.bounds import ALL_SIZES, UNLIMITED_BATCH_SIZE, Bounds
 from batchfinder.search.head_start import Guess
 from batchfinder.search.prober import Prober
@@ -485,6 +485,27 @@ def test_a_guess_that_learns_nothing_from_a_larger_size_is_left_for_the_line(ans
 
     assert size_of(finding) == answer
     assert sum(probe.samples for probe in probes) <= 10 * answer
+
+
+@pytest.mark.parametrize("answer", [40, 100, 340, 5000])
+def test_the_sizes_recorded_for_a_guess_are_far_enough_apart(answer: int) -> None:
+    """Where a validation hides the steps of small sizes, the first size recorded is large."""
+    recorded: list[int] = []
+
+    def guess(_: Probe | None) -> Guess | None:
+        is_known = any(size <= APART * recorded[-1] for size in recorded)
+        return Guess(answer) if is_known else None
+
+    def run(size: int, confirm: bool) -> Probe:
+        recorded.extend([size] * confirm)
+        fits = Outcome.FITS if size <= answer * (1 if confirm else 1.25) else Outcome.OOM
+        peaks = {Phase.FORWARD_BACKWARD: 100 + round(size * 800 / answer), Phase.VALIDATION: 1000}
+        return Probe(size, fits, 3 if confirm else 1, 0.0, phase_peak_bytes=peaks)
+
+    found = search(run, budget_bytes=1150, guess=guess, replays=True)
+    assert found.answer is not None
+    assert found.answer.batch_size == answer
+    assert len(recorded) == 4  # two small sizes, the guess, and the size above it
 
 
 @pytest.mark.parametrize("error", [-0.08, -0.02, 0.03, 0.09])
