@@ -19,6 +19,8 @@ from batchfinder.training.sample import common_size
 from batchfinder.training.setup import refused_call
 from batchfinder.training.source import KeptUntil, StepSource
 from batchfinder.training.state.patching import replaced
+from batchfinder.training.state.reach import reachable
+from batchfinder.training.state.undo import contents_kept
 
 
 class StepInTrainer(StepSource):
@@ -71,6 +73,10 @@ class StepInTrainer(StepSource):
         if refused_call(step, (batch, *more), {}):  # it does not take the index of the batch
             more = more[1:]
         self._in_trainer(model, batch, lambda batch: step(batch, *more))
+
+    def validation(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
+        """Drop what the steps of a validation have kept, as ``on_validation_epoch_end`` does."""
+        return contents_kept(reachable([unwrapped(model)]))
 
     def _in_trainer(self, model: nn.Module, batch: Any, run: Callable[[Any], Any]) -> Any:
         module: Any = unwrapped(model)

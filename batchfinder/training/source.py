@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -101,6 +101,10 @@ class StepSource(Protocol):
         output = self(model, batch)
         self.loss_of(output, batch)
         return output
+
+    def validation(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Return a context for the batches of one validation."""
+        return nullcontext()
 
     def infer(self, model: nn.Module, batch: Any) -> Any:
         """Run only the forward pass of the model, and return its output."""

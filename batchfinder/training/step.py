@@ -230,8 +230,9 @@ class TrainingStep:
 
         ``next_batch`` fetches one batch of ``eval_batch_size`` examples to the device.
         """
-        for batch in self._evaluation.fetch(next_batch):
-            self._evaluation.forward(batch)
+        with self._source.validation(self._evaluated_model):
+            for batch in self._evaluation.fetch(next_batch):
+                self._evaluation.forward(batch)
         if self._source.kept_until is not KeptUntil.NEXT:
             self._evaluation.release()
 

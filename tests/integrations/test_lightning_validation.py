@@ -45,6 +45,26 @@ def test_a_validation_with_a_batch_size_of_its_own_is_part_of_the_search(tmp_pat
         fitted(OwnValidation(fits=20, log=log), **VALIDATED)
 
 
+def test_what_a_validation_keeps_is_dropped_at_its_end(tmp_path: Path) -> None:
+    class Keeping(OwnValidation):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.kept: list[Tensor] = []
+
+        def validation_step(self, batch: list[Tensor], *index: int) -> None:
+            self.kept.append(self.layer(batch[0]))
+            with self.log_file.open("a") as file:
+                print(len(self.kept), file=file)
+
+        def on_validation_epoch_end(self) -> None:
+            self.kept.clear()
+
+    module = Keeping(fits=35, log=tmp_path / "kept")
+    fitted(module, BatchSizeFinder("binsearch", margin=0), max_steps=0, **VALIDATED)
+    assert {*module.log_file.read_text().split()} == {"1", "2"}
+    assert module.kept == []
+
+
 class JoinedValidation(Module):
     """A module whose validation gets a batch of each loader at once, without an index."""
 
