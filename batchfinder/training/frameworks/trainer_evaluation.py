@@ -20,8 +20,9 @@ from batchfinder.training.setup import Trainer
 from batchfinder.training.source import filled_block
 from batchfinder.training.tree import bytes_in, named_tensors
 
-# The concatenations that stand for those of all batches: each grows the results by 3 %.
-GROWTHS = 32
+# The most concatenations that stand for those of all batches. Fewer are as they are: which free
+# blocks they leave decides if the next step fits (of a GPT-2, 284 died and 281 trains).
+MOST_GROWTHS = 64
 
 
 @dataclass
@@ -83,7 +84,8 @@ class GatheredEvaluation:
         # Each batch is concatenated to those before it. The blocks that this frees are too small
         # for the next ones, so they fragment a caching allocator.
         is_cached = self._device is not None and self._device.type != "cpu"
-        growths = GROWTHS if self.is_concatenated and is_cached else 1
+        batches = most // max(1, self.batch_size)
+        growths = max(1, min(batches, MOST_GROWTHS)) if self.is_concatenated and is_cached else 1
         for growth in range(1, growths + 1):
             self._old = self._blocks(most * growth // growths)
         try:

@@ -428,7 +428,11 @@ def test_results_grow_on_a_device_as_they_are_concatenated() -> None:
     evaluation.with_last_batch(acting, batch, 0, batch, batch)
     grown.clear()
     with evaluation.before_last_batch():
-        assert grown == [*range(2, 65, 2)]
+        assert grown == [*range(4, 65, 4)]  # as the batches, if they are few
+    evaluation.examples = 4 + 64 * 40
+    grown.clear()
+    with evaluation.before_last_batch():
+        assert grown == [*range(40, 64 * 40 + 1, 40)]
 
 
 def test_a_trainer_without_data_to_evaluate_on_does_not_validate() -> None:
