@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves
 
 from batchfinder.probing.options import ProbeOptions
@@ -221,8 +222,10 @@ class StepTraces:
             host_batch = fake_batch(batch, mode)
             validated = step.eval_batch_size
             eval_batches = step.eval_batches or self._batches
-            evaluated = validated and fake_batch(eval_batches.make(validated), mode)
-            small = self._options.mode == "eval" and fake_batch(self._batches.make(2), mode)
+            with no_dispatch():  # real tensors, whose values are known
+                to_validate = validated and eval_batches.make(validated)
+                two = self._options.mode == "eval" and self._batches.make(2)
+            evaluated, small = (fake_batch(made, mode) for made in (to_validate, two))
             with tracker, resizes_tracked(tracker) if cluster else nullcontext():
                 for tensor in with_carried([*tensors_of(setup.model), *held]):
                     tracker.track(tensor, Kind.PARAMETER)

@@ -48,16 +48,24 @@ def built(config: str, dtype: torch.dtype, attention: str) -> tuple[Any, str]:
     known = _read(config)
     known.use_cache = False
     if attention == "flash":
+        if torch.__version__ < "2.5" or not hasattr(transformers, "AttentionMaskInterface"):
+            raise UsageError(
+                "--attention flash needs PyTorch 2.5 and transformers 4.53, or newer. These are "
+                f"{torch.__version__} and {transformers.__version__}. Try --attention sdpa."
+            )
         name = ATTENTION[attention]
         transformers.AttentionInterface.register(name, _flash_attention)
         transformers.AttentionMaskInterface.register(name, lambda *_, **__: None)
-    autos = {task: getattr(transformers, f"AutoModelFor{task}") for task in TASKS}
+    # Transformers 4.44 has none for images.
+    offered = [task for task in TASKS if hasattr(transformers, f"AutoModelFor{task}")]
+    autos = {task: getattr(transformers, f"AutoModelFor{task}") for task in offered}
+    of_dtype = "torch_dtype" if "torch_dtype" in vars(known) else "dtype"  # transformers 4.56
     able = [task for task, auto in autos.items() if type(known) in auto._model_mapping]
     named = [task for task in able if _is_named(known, autos[task]._model_mapping[type(known)])]
     task = next(iter([*named, *able, *TASKS]))
     try:
         model = autos[task].from_config(
-            known, dtype=dtype, attn_implementation=ATTENTION.get(attention)
+            known, **{of_dtype: dtype}, attn_implementation=ATTENTION.get(attention)
         )
     except _UNBUILDABLE as error:
         hint = _OWN_FUNCTION
@@ -125,7 +133,8 @@ def _is_named(config: Any, kinds: Any) -> bool:
 
 def _positions(model: Any) -> int | None:
     """Return the most tokens that a table of positions has rows for; None without a table."""
-    most: int = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 0
+    of_text = getattr(model.config, "get_text_config", lambda: model.config)  # transformers 4.45
+    most: int = getattr(of_text(), "max_position_embeddings", None) or 0
     words = model.get_input_embeddings()
     for part in model.modules() if most else ():
         if isinstance(part, nn.Embedding) and part is not words:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from without_data import IDS, without_data
 
-from batchfinder import estimate_max_batch, estimate_peak_memory
+from batchfinder import TrainingSetup, estimate_max_batch, estimate_peak_memory
 from batchfinder.errors import StepError
 from batchfinder.simulation.kernels.attention import FAMILIES
 from batchfinder.simulation.kernels.workspaces import CudaWorkspaces
@@ -145,6 +145,28 @@ def test_a_step_may_index_with_its_labels() -> None:
         assert sample["labels"].equal(before)
     # Four more rows of hidden states and logits, and their memory in the backward pass.
     assert 4 * (64 + 100) * 4 < growths[1] - growths[0] < 4 * (64 + 100) * 4 * 4
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_a_validation_may_read_its_batch(mode: Any) -> None:
+    class SkipsAFullMask(nn.Module):
+        """As transformers 4 decides whether it needs a mask."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def forward(self, values: Tensor, mask: Tensor) -> Tensor:
+            values = self.scale * values
+            return values.sum() if mask.all() else (values.exp() * mask).sum()
+
+    sample = {"values": torch.zeros(2, 1 << 20), "mask": torch.ones(2, 1, dtype=torch.bool)}
+    of_eval = None if mode == "eval" else 16
+    setup = TrainingSetup(SkipsAFullMask(), sample)
+    estimate = estimate_peak_memory(
+        setup, batch_size=8, gpu="h100", mode=mode, eval_batch_size=of_eval
+    )
+    assert estimate.peak_allocated_bytes >= (1 << 22) * (32 if of_eval else 16)
 
 
 def test_a_label_out_of_range_is_an_error() -> None:
