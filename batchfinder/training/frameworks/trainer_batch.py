@@ -6,10 +6,12 @@ In training, the user's collator pads every batch to its longest example.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch import Tensor
 from torch.utils.data import ConcatDataset
 
 from batchfinder.errors import SampleError
@@ -18,6 +20,7 @@ from batchfinder.training.data.loader import batch_size_of, by_place, has_places
 from batchfinder.training.setup import Trainer
 from batchfinder.training.state.reach import random_in
 from batchfinder.training.state.snapshot import preserved_state
+from batchfinder.training.tree import named_tensors
 
 
 def batches_of_trainer(trainer: Trainer) -> DataBatches:
@@ -90,3 +93,29 @@ def _first_batch(loader: Any) -> Any:
     if hasattr(loader, "end"):  # end Accelerate's iteration, or it counts as still running
         loader.end()
     return batch
+
+
+def fetches_ahead(trainer: Any) -> bool:
+    """Return True for a Trainer that fetches all micro-batches of a step first.
+
+    It does so since transformers 4.46. TRL before 0.12 has a method of that name that generates.
+    """
+    fetch = getattr(trainer, "get_batch_samples", None)
+    return fetch is not None and "model" not in inspect.signature(fetch).parameters
+
+
+def items_in(acting: Any, batch: Any) -> dict[str, Any]:
+    """Return the number of items by which ``compute_loss`` divides a sum, as a keyword.
+
+    Transformers before 4.46 has no such keyword.
+    """
+    if not fetches_ahead(acting):
+        return {}
+    tensors = [tensor for _, tensor in named_tensors(batch)]
+    device = tensors[0].device if tensors else acting.args.device
+    arguments = (iter([batch]), 1, device)
+    takes_device = len(inspect.signature(acting.get_batch_samples).parameters) > 2
+    _, items = acting.get_batch_samples(*arguments if takes_device else arguments[:2])
+    if isinstance(items, Tensor) and items.dim():
+        items = items.flatten()[0]  # DataParallel, not used here, has one per GPU
+    return {"num_items_in_batch": items}

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import inspect
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
@@ -26,12 +25,12 @@ from torch.optim import Optimizer
 
 from batchfinder.errors import StepError
 from batchfinder.training.calling import call_model
+from batchfinder.training.frameworks.trainer_batch import fetches_ahead, items_in
 from batchfinder.training.frameworks.trainer_evaluation import GatheredEvaluation
 from batchfinder.training.parallel import unwrapped
 from batchfinder.training.setup import DTYPES, OptimizerOfModel, Trainer
 from batchfinder.training.source import KeptUntil, StepSource
 from batchfinder.training.state.patching import replaced
-from batchfinder.training.tree import named_tensors
 
 _RUN_INSTEAD = (
     "Try batchfinder run on the script itself: batchfinder run -- python train.py "
@@ -93,7 +92,7 @@ class TrainerStep(StepSource):
         self.checkpoints = any(getattr(trainer.args, name, False) for name in names)
         micro_batches = getattr(trainer.args, "gradient_accumulation_steps", 1)
         self.accumulates = micro_batches > 1
-        self.batches_ahead = micro_batches if hasattr(trainer, "get_batch_samples") else None
+        self.batches_ahead = micro_batches if fetches_ahead(trainer) else None
         own_step = getattr(type(trainer), "training_step", None)
         library = getattr(own_step, "__module__", "transformers").partition(".")[0]
         self.runs_backward = library != "transformers"
@@ -113,7 +112,7 @@ class TrainerStep(StepSource):
         if self.checkpoints:
             _save_activations(module, self._trainer.args)
         acting = self._acting_on(model)
-        items = _items_in(acting, batch)
+        items = items_in(acting, batch)
         if hasattr(acting, "_prepare_inputs"):
             batch = acting._prepare_inputs(batch)
         with in_precision(module, self.precision):
@@ -207,24 +206,6 @@ def _own(value: Any) -> Any:
             own[key] = _own(item)
         return own
     return value
-
-
-def _items_in(acting: Any, batch: Any) -> dict[str, Any]:
-    """Return the number of items by which ``compute_loss`` divides a sum, as a keyword.
-
-    Transformers before 4.46 has no such keyword.
-    """
-    get_batch_samples = getattr(acting, "get_batch_samples", None)
-    if get_batch_samples is None:
-        return {}
-    tensors = [tensor for _, tensor in named_tensors(batch)]
-    device = tensors[0].device if tensors else acting.args.device
-    arguments = (iter([batch]), 1, device)
-    takes_device = len(inspect.signature(get_batch_samples).parameters) > 2
-    _, items = get_batch_samples(*arguments if takes_device else arguments[:2])
-    if isinstance(items, Tensor) and items.dim():
-        items = items.flatten()[0]  # DataParallel, not used here, has one per GPU
-    return {"num_items_in_batch": items}
 
 
 def remarks_on(trainer: Trainer) -> list[str]:

@@ -191,6 +191,21 @@ def test_its_loss_gets_what_it_gets_in_training(kind: type[Newer]) -> None:
     assert trainer.metrics == {"loss": []}
 
 
+def test_a_method_of_the_same_name_may_generate() -> None:
+    class OfOldTRL(Trainer):
+        """As DPOTrainer, KTOTrainer and ORPOTrainer of TRL before 0.12."""
+
+        def get_batch_samples(self, model: Any, batch: Any) -> Any:
+            raise AssertionError("it generates texts")
+
+    setup, _ = opened(OfOldTRL(Texts(20, longest_at=3)))
+    step = TrainingStep(setup, CPU)
+    step.forward_backward(setup.sample)
+    loss = step.forward(setup.sample)
+    assert loss is not None
+    assert loss.requires_grad
+
+
 def test_an_estimate_counts_what_it_holds_beside_its_model() -> None:
     class Teacher(Trainer):
         def __init__(self) -> None:
