@@ -82,9 +82,9 @@ class Caches:
             _clear_functools_caches()
         seen: set[int] = set()
         while things:
-            ids = set(map(id, things))
-            seen |= ids | {id(things)}
-            holders = [thing for thing in gc.get_referrers(*things) if id(thing) not in seen]
+            ids, given = set(map(id, things)), tuple(things)  # Python 3.13 finds the arguments, too
+            seen |= ids | {id(things), id(given)}
+            holders = [thing for thing in gc.get_referrers(*given) if id(thing) not in seen]
             # Holders that did not exist before the step are removed from their own holders.
             things = [holder for holder in holders if not self._removed(holder, ids)]
             seen.add(id(holders))
