@@ -11,7 +11,7 @@ from batchfinder.errors import SampleError
 from batchfinder.training.data.lengths import read_many
 from batchfinder.training.data.loader import has_places
 from batchfinder.training.state.snapshot import preserved_state
-from batchfinder.training.tree import named_tensors
+from batchfinder.training.tree import elements_in
 from batchfinder.units import positive
 
 
@@ -54,14 +54,10 @@ def worst_batch(data: Any, batch_size: int, *, collate_fn: Callable[..., Any] | 
     if not len(dataset):
         raise SampleError("the data set has no examples. Try one with at least one.")
     with preserved_state(dataset, collate):
-        weights = read_many(len(dataset), lambda place: _weights(collate([dataset[place]])))
+        weights = read_many(len(dataset), lambda place: elements_in(collate([dataset[place]])))
         # A batch is as long as its longest input and target, which may be in different examples.
         names = dict.fromkeys(name for each in weights.values() for name in each)
         heaviest = sorted(weights, key=lambda place: -sum(weights[place].values()))
         first = [max(heaviest, key=lambda place: weights[place].get(name, 0)) for name in names]
         order = list(dict.fromkeys([*first, *heaviest]))
         return collate([dataset[order[i % len(order)]] for i in range(batch_size)])
-
-
-def _weights(batch: Any) -> dict[str, int]:
-    return {name: tensor.numel() for name, tensor in named_tensors(batch)}

@@ -89,6 +89,16 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     return found
 
 
+def elements_in(tree: Any) -> dict[str, int]:
+    """Return the number of elements of each tensor in a tree, by its path.
+
+    Example:
+        >>> elements_in({"x": torch.zeros(2, 3), "n": 1})
+        {"['x']": 6}
+    """
+    return {path: tensor.numel() for path, tensor in named_tensors(tree)}
+
+
 def bytes_in(tree: Any) -> int:
     """Return the bytes of all tensors in a tree.
 

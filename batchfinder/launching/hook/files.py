@@ -10,7 +10,6 @@ from __future__ import annotations
 import builtins
 import functools
 import io
-import itertools
 import os
 import pathlib
 import stat
@@ -81,16 +80,18 @@ class Files:
     def keep(self) -> None:
         """Let no file change from now on."""
         self._is_kept = True
-        accessor = getattr(pathlib, "_normal_accessor", None)  # Python 3.10 keeps functions there
-        owners: list[Any] = [os, *filter(None, [accessor])]
-        for owner, name in itertools.product(owners, CHANGERS):
-            if hasattr(owner, name):
-                self._do_nothing(owner, name)
+        # pathlib of Python 3.10 keeps some of these functions in an object of its own.
+        names: dict[str, Any] = vars(pathlib)
+        of_pathlib = [names["_normal_accessor"]] if "_normal_accessor" in names else []
+        for owner in (os, *of_pathlib):
+            for name in CHANGERS:
+                if hasattr(owner, name):
+                    self._do_nothing(owner, name)
         for module, name in SAVERS:
             if module in sys.modules:
                 self._do_nothing(sys.modules[module], name)
         opening = self._opening_nothing(builtins.open)
-        for owner in (builtins, io, *owners[1:]):
+        for owner in (builtins, io, *of_pathlib):
             owner.open = opening
         sys.addaudithook(self._hear)
 

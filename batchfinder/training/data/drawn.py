@@ -19,7 +19,7 @@ from batchfinder.training.data.stream import Beginning
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import MakeBatch
 from batchfinder.training.state.process_settings import seeded
-from batchfinder.training.tree import named_leaves, named_tensors
+from batchfinder.training.tree import elements_in, named_leaves
 from batchfinder.training.user_traceback import raised_while
 
 # The number of different batches in a confirmation. After them it starts over with the longest.
@@ -228,7 +228,7 @@ def _joins(longest: Collated, shortest: Collated) -> bool:
 
 
 def _elements(batch: Any) -> int:
-    return sum(tensor.numel() for _, tensor in named_tensors(batch))
+    return sum(elements_in(batch).values())
 
 
 def drawn_places(sampler: Any) -> list[int]:

@@ -9,7 +9,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import pairwise
 from numbers import Number
 from operator import itemgetter
@@ -18,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 from torch import Tensor
 
 from batchfinder.training.state.process_settings import seeded
-from batchfinder.training.tree import named_tensors
+from batchfinder.training.tree import elements_in, named_tensors
 
 # Examples to read when looking for the longest, and the few that show whether lengths differ at
 # all. All examples are read if that takes no more than READING_SECONDS: one that is longer than all
@@ -66,8 +65,8 @@ def lengths_of(dataset: Any, collate: Collate | None = None) -> Lengths:
     alone, if these do not grow with the values, as where an example is the name of an image.
 
     At first, 64 examples are read, spread evenly over the data set. If they differ in length, 2048
-    are read, or all of them if that takes seconds (:data:`READING_SECONDS`), or fewer if that takes
-    half a minute (:data:`MOST_SECONDS`).
+    are read, or all of them if that takes seconds (:data:`READING_SECONDS`); fewer if a batch of
+    each is needed and that takes half a minute (:data:`MOST_SECONDS`).
 
     Args:
         dataset: has examples by index.
@@ -87,16 +86,18 @@ def lengths_of(dataset: Any, collate: Collate | None = None) -> Lengths:
     few = _lengths_of(of_values if is_enough else alone, size)
     if not few.vary:
         return replace(few, are_sure=True)
+    if is_enough:
+        return _lengths_of(read_many(size, lambda place: _lengths(dataset[place])), size)
     in_time = MOST_SECONDS / (time.monotonic() - started) * few.looked_at
     most = min(MOST_EXAMPLES, max(FIRST_EXAMPLES, 2 ** math.floor(math.log2(in_time))))
-    read = _lengths if is_enough else partial(_lengths_alone, collate)
-    return _lengths_of(read_many(size, lambda place: read(dataset[place]), most), size)
+    alone = read_many(size, lambda place: _lengths_alone(collate, dataset[place]), most)
+    return _lengths_of(alone, size)
 
 
 def _grow_alike(alone: Mapping[int, list[Length]], of_values: Mapping[int, list[Length]]) -> bool:
-    """Return True if each tensor of the batches is as large as one of the values lets expect.
+    """Return True if each tensor of the batches grows with one of the values.
 
-    It is then the longest where that value is, as with token ids that a collator pads.
+    The longest value then makes the longest tensor, as with token ids that a collator pads.
     """
 
     def by_key(lengths: Mapping[int, list[Length]]) -> Iterable[Mapping[int, int]]:
@@ -123,7 +124,7 @@ def _lengths_alone(collate: Collate | None, example: Any) -> list[Length]:
             batch = collate([copy.copy(example)])
     except Exception:  # noqa: BLE001 - a collator of pairs may raise anything
         return []
-    return [(path, tensor.numel()) for path, tensor in named_tensors(batch)]
+    return [*elements_in(batch).items()]
 
 
 def read_many(size: int, read: Callable[[int], T], most: int = MOST_EXAMPLES) -> dict[int, T]:

@@ -159,7 +159,7 @@ class Snapshot:
     def _collect(self, objects: tuple[object, ...]) -> None:
         roots = [vars(item) for item in objects if hasattr(item, "__dict__")]
         methods = [m for item in objects if isinstance(item, nn.Module) for m in methods_of(item)]
-        found = [*reachable([torch.default_generator, *roots, *objects, *methods])]
+        found = [*reachable([*roots, *objects, *methods])]
         self._only_watched |= {
             id(weight) for part in found if isinstance(part, nn.Module) for weight in frozen(part)
         }
