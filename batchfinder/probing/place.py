@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings
 from batchfinder.probing.notes import Notes
-from batchfinder.probing.steadiness import CACHING_VARIED_STEPS, VARIED_ROOM
+from batchfinder.probing.steadiness import CACHING_VARIED_STEPS, VARIED_ROOM, VARIED_STEPS
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.search.bracket import DIFFERING_RESOLUTION
 from batchfinder.search.plan import Prices
@@ -61,7 +61,9 @@ def may_expand(device: str) -> bool:
 
 def prices_for(prober: Prober) -> Prices | None:
     """Return the prices of a prober's moves if its batches vary in length; else None."""
-    return VARIED_PRICES if batches_vary(prober) and prober.is_repeatable else None
+    if not batches_vary(prober):
+        return None
+    return VARIED_PRICES if prober.is_repeatable else Prices(VARIED_STEPS, room=VARIED_ROOM)
 
 
 def batches_vary(prober: Prober) -> bool:

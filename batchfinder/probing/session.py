@@ -27,7 +27,7 @@ from batchfinder.probing.recording import recording
 from batchfinder.probing.steadiness import PeakWatch, left_behind, with_room
 from batchfinder.probing.too_small import needs_more_than_one_sample, too_small
 from batchfinder.results.memory_model import Phase
-from batchfinder.results.probe import IN_VALIDATION, LEAK_WARNING, THRASHING_NOTE
+from batchfinder.results.probe import IN_VALIDATION, LEAK_WARNING, THRASHING_NOTE, VARIED_NOTE
 from batchfinder.training.modes.forward_step import STEP_OF_MODE
 from batchfinder.training.parallel import forget_compiled
 from batchfinder.training.sample import BatchMaker, move_batch
@@ -75,8 +75,7 @@ class ProbeSession:
         self._memory_bytes = budget_bytes / (1 - options.headroom)
         self._made_step: TrainingStep | None = None
         self._baseline: Baseline | None = None
-        keeps_room = batches.varies and device.leaves_no_trace
-        self._limit_bytes = with_room(budget_bytes) if keeps_room else budget_bytes
+        self._limit_bytes = with_room(budget_bytes) if batches.varies else budget_bytes
 
     @property
     def warnings(self) -> list[str]:
@@ -137,7 +136,7 @@ class ProbeSession:
 
     def _run(self, batch_size: int, confirm: bool) -> Run:
         handled = sys.exc_info()[1]  # the caller handles it: not an error of the step
-        run = Run(steps_differ=self._limit_bytes < self.budget_bytes)
+        run = Run(steps_differ=self.batches.varies and self.device.leaves_no_trace)
         limit = self.device.limited_to(self._limit_bytes) if run.steps_differ else nullcontext()
         try:
             with torch.inference_mode(False), torch.enable_grad(), limit:
@@ -191,13 +190,14 @@ class ProbeSession:
     def _steps(self, batch_size: int, steps: int, run: Run) -> None:
         next_batch = partial(self._begin(batch_size, is_first=not self.is_used), 0)
         for _ in range(steps):
-            self._step(batch_size, next_batch, run)
+            peak = self._step(batch_size, next_batch, run)
         for _ in range(THRASHING_STEPS - 1):
             if not self.device.leaves_no_trace or self.all_agree(not run.allocation_retries):
                 break
             self._step(batch_size, next_batch, run)
         self._validate(run)
-        run.note = THRASHING_NOTE if run.allocation_retries else ""
+        is_over = self.batches.varies and peak > self._limit_bytes
+        run.note = THRASHING_NOTE if run.allocation_retries else VARIED_NOTE if is_over else ""
 
     def _begin(self, batch_size: int, *, is_first: bool) -> Callable[[int], Any]:
         begin = partial(self._step_of_setup.begin, batch_size, is_first=is_first)

@@ -160,7 +160,7 @@ class PeakWatch:
             self._last_flush = len(self.peaks)
         self._flushes |= self._last_flush > self._may_flush
         self.is_over |= self._flushes
-        if len(self.peaks) >= STEPS_FOR_SPREAD:
+        if self._batches_vary or len(self.peaks) >= STEPS_FOR_SPREAD:
             self.is_over |= self._excess_bytes(self.most_steps) > 0
         if not self.may_end:
             return

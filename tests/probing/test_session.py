@@ -18,7 +18,7 @@ from batchfinder.probing.devices.device import Device, DeviceMemory, Peaks
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.session import ProbeSession
 from batchfinder.probing.steadiness import PeakWatch
-from batchfinder.results.probe import LEAK_WARNING, THRASHING_NOTE, Probe
+from batchfinder.results.probe import LEAK_WARNING, THRASHING_NOTE, VARIED_NOTE, Probe
 from batchfinder.training.sample import BatchMaker
 from batchfinder.units import MIB
 
@@ -341,6 +341,24 @@ def test_only_the_first_two_steps_of_a_confirmation_may_flush_the_cache(
 def test_where_a_process_keeps_traces_six_steps_show_how_much_peaks_differ() -> None:
     attempt = session(FakeDevice(leaves_no_trace=False))[0].probe(4, confirm=True)
     assert (attempt.probe.outcome, attempt.probe.steps) == (Outcome.FITS, 6)
+
+
+@pytest.mark.parametrize(("peak", "fits"), [(9400, True), (9600, False)])
+def test_where_batches_vary_each_step_leaves_room_for_other_orders(peak: int, fits: bool) -> None:
+    def make_batch(batch_size: int, step: int) -> Tensor:
+        return torch.ones(batch_size, 4)
+
+    def probe(confirm: bool) -> Probe:
+        device = FakeDevice(leaves_no_trace=False, peak=peak)
+        setup, batches = TrainingSetup(Net({})), BatchMaker(None, make_batch=make_batch)
+        ours = ProbeSession(setup, batches, device, BUDGET, ProbeOptions())
+        return ours.probe(4, confirm=confirm).probe
+
+    first, confirmation = probe(confirm=False), probe(confirm=True)
+    assert first.fits is confirmation.fits is fits
+    if not fits:
+        assert first.note == VARIED_NOTE
+        assert confirmation.steps == 1  # no later step makes up for it
 
 
 def test_a_peak_that_differs_from_step_to_step_must_leave_room_for_more() -> None:
