@@ -54,7 +54,7 @@ _parsing: Any = import_module(f"{_PACKAGE}.utilities.parsing")
 _rank_zero: Any = import_module(f"{_PACKAGE}.utilities.rank_zero")
 _strategies: Any = import_module(f"{_PACKAGE}.strategies")
 
-_SMALLER_VALIDATION = "a smaller batch_size in val_dataloader()"
+_SMALLER_VALIDATION = "a smaller batch_size in val_dataloader(), or its results on the host, .cpu()"
 
 
 class BatchSizeFinder(_Finder):  # type: ignore[misc]
@@ -67,10 +67,10 @@ class BatchSizeFinder(_Finder):  # type: ignore[misc]
     one size. With ``validate``, ``test`` and ``predict`` it finds the largest batch of that step,
     on one device.
 
-    Where the loaders of ``val_dataloader`` have a batch size of their own, a validation with the
-    largest batch of theirs is part of the search. Loaders whose size is that of the attribute are
-    taken to follow it. A validation is left out if its CombinedLoader joins the batches of loaders,
-    or with a warning if a hook of the module at its start may make what it needs.
+    Where the loaders of ``val_dataloader`` have a batch size of their own, a validation is part of
+    the search: its largest batch, and what the steps of all its batches keep. Loaders whose size is
+    that of the attribute are taken to follow it. A validation is left out if its CombinedLoader
+    joins the batches of loaders, or with a warning if a hook at its start may make what it needs.
 
     Callbacks, loggers and the module's hooks around its step do not run during the search. Only the
     hooks that move a batch to its device do.

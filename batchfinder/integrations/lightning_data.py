@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -26,11 +26,13 @@ class Validation:
         batch_size: its number of examples.
         batches: makes it.
         arguments: the arguments of ``validation_step`` after the batch.
+        examples: the number of examples that a rank validates.
     """
 
     batch_size: int
     batches: BatchMaker
     arguments: tuple[int, ...]
+    examples: int
 
     def nbytes(self) -> int:
         """Return the bytes of the batch."""
@@ -109,8 +111,12 @@ class Loaders:
                 return None
             batches = BatchMaker(make_batch=_batches_of(loader).make_longest)
             arguments = (0, index) if len(loaders) > 1 else (0,)
-            found.append(Validation(min(size, -(-count // ranks)), batches, arguments))
-        return max(found, key=Validation.nbytes, default=None)
+            count = -(-count // ranks)
+            limit = self._loop.trainer.limit_val_batches  # batches, or a share of them
+            most = size * limit if isinstance(limit, int) else round(count * limit)
+            found.append(Validation(min(size, count), batches, arguments, min(count, most)))
+        largest = max(found, key=Validation.nbytes, default=None)
+        return largest and replace(largest, examples=sum(one.examples for one in found))
 
     def _hook_before_validation(self) -> str:
         is_overridden = import_module(f"{self._package}.utilities.model_helpers").is_overridden

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD
 
 from batchfinder.errors import SampleError, StepError
 from batchfinder.integrations.lightning_data import Validation
 from batchfinder.training.frameworks.lightning import takes_index
+from batchfinder.training.modes.evaluation import BATCHES
 from batchfinder.training.parallel import unwrapped
 from batchfinder.training.sample import common_size
 from batchfinder.training.setup import refused_call
-from batchfinder.training.source import KeptUntil, StepSource
+from batchfinder.training.source import KeptUntil, StepSource, filled_block
 from batchfinder.training.state.patching import replaced
 from batchfinder.training.state.reach import reachable
 from batchfinder.training.state.undo import contents_kept
+from batchfinder.units import MIB
+
+# The blocks that stand for the results of all batches of a validation.
+MOST_BLOCKS = 64
 
 
 class StepInTrainer(StepSource):
@@ -47,6 +52,9 @@ class StepInTrainer(StepSource):
         if validation is not None:
             self.eval_batch_size, self.eval_batches = validation.batch_size, validation.batches
             self._validation_arguments = validation.arguments
+            self._examples = validation.examples
+        self._reached_bytes: list[int] = []  # after each batch of a validation
+        self._kept_bytes = 0.0  # by each of its examples
         self.name = step.name
         self.keeps_gradients = step.keeps_gradients
         self.returns_loss = step.returns_loss
@@ -73,10 +81,31 @@ class StepInTrainer(StepSource):
         if refused_call(step, (batch, *more), {}):  # it does not take the index of the batch
             more = more[1:]
         self._in_trainer(model, batch, lambda batch: step(batch, *more))
+        self._reached_bytes.append(_bytes_reached(unwrapped(model)))
 
-    def validation(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
-        """Drop what the steps of a validation have kept, as ``on_validation_epoch_end`` does."""
-        return contents_kept(reachable([unwrapped(model)]))
+    @contextlib.contextmanager
+    def validation(self, model: nn.Module) -> Iterator[None]:
+        """Hold what the steps of a whole validation keep, and drop it at its end.
+
+        Steps keep predictions for ``on_validation_epoch_end``, or metrics do. Only the last batches
+        run here. Blocks replace the results of all others.
+        """
+        module: Any = unwrapped(model)
+        assert self.eval_batch_size
+        others = max(0, self._examples - BATCHES * self.eval_batch_size)
+        with contents_kept(reachable([module])):
+            earlier = self._results(others, module.device)
+            self._reached_bytes = []
+            yield
+            growth = max(0, self._reached_bytes[-1] - self._reached_bytes[-2])
+            self._kept_bytes = growth / self.eval_batch_size
+            del earlier
+
+    def _results(self, examples: int, device: torch.device) -> list[Tensor]:
+        """Allocate blocks for what the steps of a validation keep of these examples."""
+        size = int(self._kept_bytes * examples)
+        count = min(MOST_BLOCKS, examples // (self.eval_batch_size or 1))
+        return [filled_block(size // count, device) for _ in range(count)] if size > MIB else []
 
     def _in_trainer(self, model: nn.Module, batch: Any, run: Callable[[Any], Any]) -> Any:
         module: Any = unwrapped(model)
@@ -112,6 +141,18 @@ class EvaluationStep(StepSource):
         step = getattr(module, self.name)
         with torch.no_grad():
             step(batch, 0) if takes_index(step) else step(batch)
+
+
+def _bytes_reached(module: nn.Module) -> int:
+    """Return the bytes of all tensors but parameters on a module's device, each storage once."""
+    device = getattr(module, "device", None)
+    found = [thing for thing in reachable([module]) if type(thing) is Tensor]
+    storages = [
+        tensor.untyped_storage()
+        for tensor in found
+        if tensor.device == device and tensor.layout is torch.strided
+    ]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def _nothing(*_: Any, **__: Any) -> None:

@@ -11,6 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from batchfinder.errors import NothingFitsError
 from batchfinder.integrations.lightning import BatchSizeFinder
+from batchfinder.probing.devices.cpu import CpuDevice
+from batchfinder.units import MIB
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 VALIDATED = {"limit_val_batches": 1.0, "num_sanity_val_steps": 0}
@@ -63,6 +65,29 @@ def test_what_a_validation_keeps_is_dropped_at_its_end(tmp_path: Path) -> None:
     fitted(module, BatchSizeFinder("binsearch", margin=0), max_steps=0, **VALIDATED)
     assert {*module.log_file.read_text().split()} == {"1", "2"}
     assert module.kept == []
+
+
+@pytest.mark.parametrize(("batches", "fits"), [(1000, False), (8, True), (1.0, True)])
+def test_what_a_whole_validation_keeps_counts(batches: float, fits: bool) -> None:
+    class Keeping(Module):
+        def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+            self.kept.append(torch.ones(len(batch[0]), 4 * MIB, dtype=torch.uint8))
+
+        def val_dataloader(self) -> Any:
+            data = TensorDataset(torch.ones(1000 if isinstance(batches, int) else 8, 6))
+            return DataLoader(data, batch_size=2)
+
+    module = Keeping()
+    module.kept = []
+    limits = {**VALIDATED, "limit_val_batches": batches}
+    limit = CpuDevice().held_bytes() + 600 * MIB
+    finder = BatchSizeFinder(max_val=4, memory_limit=limit)
+    if fits:
+        fitted(module, finder, max_steps=0, **limits)
+        assert module.kept == []
+    else:
+        with pytest.raises(NothingFitsError, match="its results on the host"):
+            fitted(module, finder, **limits)
 
 
 class JoinedValidation(Module):
