@@ -225,4 +225,6 @@ def _advice_on(said: str) -> str:
         return "--multiple-of 2, for an even number of examples"
     if "unrecognized arguments" in said or "No such option" in said:  # argparse's and click's
         return "the command by itself. Options of batchfinder belong before the command"
+    if "batch" in last_line(said).lower():  # "effective batch size should be at least 16"
+        return "--min-batch-size with a size that the script accepts, or the command by itself"
     return "the command by itself"

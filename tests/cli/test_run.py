@@ -237,6 +237,12 @@ def test_an_option_behind_the_command_is_sent_before_it() -> None:
     assert "Options of batchfinder belong before the command" in result.stderr
 
 
+def test_a_script_that_refuses_small_batches_is_advised() -> None:
+    code = "assert {batch_size} >= 16, 'the effective batch size should be at least 16'"
+    result = run(*ON_THE_CPU, "--", sys.executable, "-c", code)
+    assert "should be at least 16. Try --min-batch-size with a size" in result.stderr
+
+
 def test_a_size_that_a_later_launch_refutes_gets_a_second_row() -> None:
     options = ("--min-batch-size", "100", "--max-batch-size", "101", "--json")
     manner = ("--manner", "swallows", "--limit", "100")
