@@ -150,6 +150,17 @@ def test_expandable_segments_are_named_if_a_replay_shows_that_they_fit_more(
     ]
 
 
+@pytest.mark.parametrize(("multiple_of", "told"), [(20, ["920"]), (256, [])])
+def test_only_a_size_that_may_be_tried_is_told_of(multiple_of: int, told: list[str]) -> None:
+    prober = FakeProber(
+        budget_bytes=10_000, reserved_extra=0.2, fragmentation=0.2, device="cuda:0 Paper"
+    )
+    head_start = HeadStart(expand=guess_if(Guess(930)))
+    bounds = Bounds.of(multiple_of=multiple_of)
+    result = run_search(prober, bounds=bounds, head_start=head_start)
+    assert re.findall(r"about (\d+), as a replay", " ".join(result.warnings)) == told
+
+
 @pytest.mark.parametrize(("size", "told"), [(910, []), (930, ["893"])])
 def test_an_unsure_guess_under_expandable_segments_has_to_be_higher(
     size: int, told: list[str]

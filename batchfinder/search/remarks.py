@@ -66,8 +66,9 @@ def warnings_about(
         )
     if finding.failure.outcome is Outcome.OOM and used_the_budget and expanded:
         guess = expanded(answer)
-        size = round(guess.size * (1 - guess.deviation)) if guess else 0
-        if guess and size >= answer * (1 + DEVIATIONS * guess.deviation):
+        least = guess.size * (1 - guess.deviation) if guess else 0
+        size = min(bounds.at_most(round(least)), bounds.last)
+        if guess and least >= answer * (1 + DEVIATIONS * guess.deviation) and size > answer:
             yield (
                 f"{EXPANDABLE} would fit a batch of about {size}, as a replay of this "
                 "search's requests shows. Set it for the search and for your run"
