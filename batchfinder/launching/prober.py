@@ -182,7 +182,7 @@ class LaunchProber:
         trains_on = str(facts.get("device", self.device))
         kind = trains_on.partition(":")[0]
         if kind != self._device_type:
-            self._check_device(kind)
+            self._options.check_device(kind, self._device_type)
             self._device_type = kind
             if kind == "cpu":
                 self._limit_cpu()
@@ -209,7 +209,17 @@ class LaunchProber:
         verdict, record = self._launch(size)
         if not verdict.is_certain:
             verdict, record = self._launch(size)
+        if verdict.failed_at_once and record.most_examples is None:
+            self._launch_again()
         self._note(size, verdict, record)
+
+    def _launch_again(self) -> None:
+        """Give up if the smallest size fails now too: a file of an earlier launch is in the way."""
+        fits = [size for size, verdict in self._verdicts.items() if verdict.probe.fits]
+        if fits and not any(verdict.failed_at_once for verdict in self._verdicts.values()):
+            again = self._launch(min(fits))[0]
+            if again.failed_at_once:
+                raise again.error(trained_before=True)
 
     def _launch(self, size: int) -> tuple[Verdict, Record]:
         options = self._options
@@ -260,11 +270,7 @@ class LaunchProber:
                 self.recordings[size] = recording
         elif not record.steps and record.most_examples is not None:
             self._believe(size, Honored.CAPPED, record.most_examples)
-        elif (
-            probe.outcome is Outcome.FAILED
-            and not verdict.is_too_small
-            and not any(launched.fits for launched in self.launched)
-        ):
+        elif verdict.is_error and not any(launched.fits for launched in self.launched):
             raise verdict.error()
         if probe.fits and verdict.ended_by_itself:
             self._warnings["short"] = (
@@ -290,10 +296,3 @@ class LaunchProber:
         self._cpu_budget_bytes = self.budget_bytes
         self.capacity_bytes = memory.capacity_bytes
         self.used_by_others_bytes = memory.used_by_others_bytes
-
-    def _check_device(self, kind: str) -> None:
-        if self._options.device is not None or kind not in ("cpu", "cuda"):
-            raise TargetError(
-                f"the script trains on {kind}, not on {self._device_type}. "
-                "Try the script's own option for the device"
-            )

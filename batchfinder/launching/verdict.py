@@ -28,6 +28,12 @@ _TOO_FEW = (NEEDS_MORE_THAN_ONE, "batch size must be > 1")
 # fails, both do. An answer 0.3 % below a failure ran out of memory in one of four trainings.
 CLOSE = 0.02
 
+# As of LightningCLI without a logger, which overwrites no config.yaml of an earlier run.
+_IN_THE_WAY = (
+    "{scratch} for its output folder: an earlier launch trained at this size, and left something "
+    "that is in the way"
+)
+
 # A DataLoader's error for a size of 0, as of a script that divides 1 by its ranks.
 _NO_EXAMPLE = "but got batch_size=0"
 
@@ -56,12 +62,23 @@ class Verdict:
             return self
         return replace(self, probe=replace(self.probe, outcome=Outcome.OOM, note=VARIED_NOTE))
 
-    def error(self) -> UserCodeError:
+    @property
+    def is_error(self) -> bool:
+        """True if the script failed for another reason than memory, or one example too few."""
+        return self.probe.outcome is Outcome.FAILED and not self.is_too_small
+
+    @property
+    def failed_at_once(self) -> bool:
+        """True if the script failed so before it had ended a step."""
+        return self.is_error and self.probe.steps <= 1
+
+    def error(self, *, trained_before: bool = False) -> UserCodeError:
         """Return the error for a failure that is not about memory."""
         said = f"{self.last_words.rstrip()}\n".lstrip()
+        advice = _IN_THE_WAY if trained_before else _advice_on(said)
         return UserCodeError(
             f"the script failed at batch size {self.probe.batch_size}, not for lack of memory: "
-            f"{self.probe.note.rstrip('.')}. Try {_advice_on(said)}",
+            f"{self.probe.note.rstrip('.')}. Try {advice}",
             said if "\n" in said.strip() else "",  # the note ends with its last line
         )
 

@@ -211,6 +211,13 @@ def test_a_script_that_fails_at_once_shows_its_last_lines() -> None:
     assert "ValueError: there is no data set in this folder. Try the command" in result.stderr
 
 
+def test_a_file_of_an_earlier_launch_that_is_in_the_way_is_no_bound_of_the_size() -> None:
+    result = run_script("--manner", "keeps")
+    assert result.exit_code == 1
+    assert "failed at batch size 1, not for lack of memory: exit status 1: Fi" in result.stderr
+    assert "config.yaml'. Try {scratch} for its output folder" in result.stderr
+
+
 def test_files_are_named_after_a_failed_search_and_a_check_too(folder: Path) -> None:
     command = ("-c", "open('log.txt', 'w'); raise SystemExit('bad {batch_size}')")
     message = "Warning: the launches left or changed 1 file: log.txt."

@@ -76,6 +76,9 @@ def refuse(manner: str, size: int) -> None:
     """Raise before the first step."""
     if manner == "raises":
         raise ValueError("there is no data set in this folder\nSee the manual")
+    if manner == "keeps":  # as LightningCLI keeps its configuration
+        with Path("config.yaml").open("x"):
+            pass
     if manner == "divides" and size % 2:
         raise ValueError(f"a batch of {size} is not divisible by 2 ranks")
 
