@@ -28,6 +28,9 @@ _TOO_FEW = (NEEDS_MORE_THAN_ONE, "batch size must be > 1")
 # fails, both do. An answer 0.3 % below a failure ran out of memory in one of four trainings.
 CLOSE = 0.02
 
+# The number by which a script wants to divide the size, as that of TRL's num_generations.
+_DIVISOR = re.compile(r"divisible by[^\d\n]*(\d+)")
+
 # As of LightningCLI without a logger, which overwrites no config.yaml of an earlier run.
 _IN_THE_WAY = (
     "{scratch} for its output folder: an earlier launch trained at this size, and left something "
@@ -236,6 +239,8 @@ def refute_close(verdicts: dict[int, Verdict], failed: Probe) -> Probe:
 
 def _advice_on(said: str) -> str:
     """Return what to try after a script failed with these last words."""
+    if found := _DIVISOR.search(said):
+        return f"--multiple-of {found[1]}, for sizes that it can divide"
     if "divisible" in said or _NO_EXAMPLE in said:
         return "--multiple-of with the number of ranks, for sizes that they can share"
     if "be even" in said:  # timm's Mixup

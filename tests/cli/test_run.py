@@ -228,14 +228,18 @@ def test_files_are_named_after_a_failed_search_and_a_check_too(folder: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("manner", "error"), [("divides", "not divisible by 2 ranks"), ("shares", "got batch_size=0")]
+    ("manner", "error"),
+    [
+        ("divides", "not divisible by 2 ranks. Try --multiple-of 2, for"),
+        ("shares", "got batch_size=0. Try --multiple-of with the number of ranks"),
+    ],
 )
 def test_a_script_that_wants_sizes_divisible_by_its_ranks_is_advised(
     manner: str, error: str
 ) -> None:
     result = run_script("--manner", manner)
     assert result.exit_code == 1
-    assert f"{error}. Try --multiple-of with the number of ranks" in result.stderr
+    assert error in result.stderr
 
 
 def test_an_option_behind_the_command_is_sent_before_it() -> None:
