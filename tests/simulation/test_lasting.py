@@ -137,3 +137,10 @@ def test_states_that_a_second_optimizer_makes_in_the_second_step_cost_no_room(
     recording = Recording([], steps)
     assert lasts(recording, 410 * MIB, AllocatorSettings()) is does
     assert lasts(recording, 600 * MIB, AllocatorSettings())
+
+
+def test_batches_that_python_frees_in_some_steps_only_are_no_leak() -> None:
+    """A fastai script: its second step makes states, and its third frees the batches before it."""
+    steps = [[100 * MIB], [100 * MIB, 20 * MIB, 20 * MIB], [100 * MIB, ~0, ~1], [100 * MIB]]
+    assert lasts(Recording([], steps), 350 * MIB, AllocatorSettings())
+    assert not lasts(Recording([], steps), 330 * MIB, AllocatorSettings())

@@ -15,10 +15,11 @@ from batchfinder.probing.devices.allocator.expandable import allocator_of
 from batchfinder.probing.devices.allocator.recorded_step import (
     counts_of,
     in_order,
+    in_use_after_steps,
     requests_of,
     steps_of,
 )
-from batchfinder.probing.steadiness import PeakWatch
+from batchfinder.probing.steadiness import LEAK_BYTES, PeakWatch
 from batchfinder.search.prober import Recording
 
 # Validations that a training must last, each with a step after it. With a GPT, 80 ran out of memory
@@ -49,8 +50,8 @@ class Replay:
         After the recorded steps, the last ones are repeated; see :func:`_repeating_last`.
         """
         allocator, steps = self._allocator, self._recording.steps
-        first = len(self._recording.held)
-        for place, self._shift in _repeating_last(steps, most_steps, first):
+        first, in_use = len(self._recording.held), [*in_use_after_steps(self._recording)]
+        for place, self._shift in _repeating_last(steps, most_steps, first, in_use):
             retries = allocator.retries
             allocator.peak_reserved_bytes = allocator.reserved_bytes
             self._done = place + 1
@@ -88,17 +89,19 @@ class Replay:
 
 
 def _repeating_last(
-    steps: Sequence[Sequence[int]], most_steps: int, first: int
+    steps: Sequence[Sequence[int]], most_steps: int, first: int, in_use: Sequence[int] = ()
 ) -> Iterator[tuple[int, int]]:
     """Yield the places of recorded steps, and the number of blocks that repeats requested before.
 
     After them come those after an earlier step that made as many requests as the last, again and
-    again. If there is none, nothing comes.
+    again. If there is none, nothing comes; nor if only the last ones left more bytes ``in_use``.
     """
     for number in range(min(most_steps, len(steps))):
         yield number, 0
     counts = counts_of(steps)
     period = _period(steps, counts, first) if most_steps > len(steps) else 0
+    if period and _only_last_leak(in_use, period):
+        period = 0
     for number in range(len(steps), most_steps if period else 0):
         repeats = (number - len(steps)) // period + 1
         yield number - repeats * period, repeats * sum(counts[-period:])
@@ -119,6 +122,16 @@ def _period(steps: Sequence[Sequence[int]], counts: Sequence[int], first: int) -
 
     periods = (n for n in range(1, len(steps)) if counts[-1 - n] == counts[-1])
     return min(periods, key=missing, default=0)
+
+
+def _only_last_leak(in_use: Sequence[int], period: int) -> bool:
+    """Return True if the last steps left more in use, but others as many steps apart did not.
+
+    Python's garbage collector may free batches in some steps only. Repeats of a step in which it
+    did not would run out of memory: a fastai script was answered 768 where 1340 trains.
+    """
+    growths = [after - before for before, after in zip(in_use, in_use[period:], strict=False)]
+    return bool(growths) and growths[-1] >= LEAK_BYTES > min(growths)
 
 
 def foreseen(

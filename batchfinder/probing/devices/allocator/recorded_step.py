@@ -153,15 +153,21 @@ def _unlike_steps(recording: Recording) -> list[list[tuple[int, ...]]]:
 
 
 def _without_states(recording: Recording) -> Recording:
-    """Return a recording without the requests before its last step that are never released."""
+    """Return a recording without requests that are never released, as those of states.
+
+    Steps that make no more requests than the last stay as they are: they make no states.
+    """
     released = {~event for step in recording.steps for event in step if event < 0}
     blocks = itertools.count(len(recording.held))
 
-    def passing(step: Sequence[int]) -> list[int]:
-        return [e for e in step if e < 0 or next(blocks) in released]
+    usual = len(requests_of(recording.steps[-1])) if recording.steps else 0
 
-    *early, last = recording.steps or [[]]
-    return recording._replace(steps=[*map(passing, early), last])
+    def passing(step: Sequence[int]) -> list[int]:
+        has_states = len(requests_of(step)) > usual
+        kept = [e < 0 or next(blocks) in released or not has_states for e in step]
+        return [*itertools.compress(step, kept)]
+
+    return recording._replace(steps=[*map(passing, recording.steps)])
 
 
 def _steps_of_the_same_input(recording: Recording) -> Iterable[list[tuple[int, ...]]]:
