@@ -50,7 +50,10 @@ class Replay:
         After the recorded steps, the last ones are repeated; see :func:`_repeating_last`.
         """
         allocator, steps = self._allocator, self._recording.steps
-        first, in_use = len(self._recording.held), [*in_use_after_steps(self._recording)]
+        first = len(self._recording.held)
+        # Where batches vary, so does what a step keeps until the next.
+        varies = self._recording.batches_vary
+        in_use = () if varies else (*in_use_after_steps(self._recording),)
         for place, self._shift in _repeating_last(steps, most_steps, first, in_use):
             retries = allocator.retries
             allocator.peak_reserved_bytes = allocator.reserved_bytes
