@@ -277,7 +277,7 @@ def estimate_on_gpus(
             traces = make_traces(gpu.compute_capability)
             made.append(traces)
         prober = SimulatedProber(traces, gpu, options, settings)
-        bound = traces.at(bounds.first).upper_bound(prober.budget_bytes)
+        bound = traces.upper_bound(prober.budget_bytes)
         result = search_on_paper(prober, bounds, expected_size(bound, answers))
         warnings = filter(None, (*result.warnings, setup.warning_of(result.batch_size)))
         result = dataclasses.replace(result, warnings=tuple(warnings))

@@ -54,6 +54,7 @@ class SimulatedProber:
         self.used_by_others_bytes = 0
         self.versions = versions()
         self._settings = settings or AllocatorSettings()
+        self._peaks: dict[int, float] = {}  # bytes alive at once at sizes traced by themselves
         self.capacity_bytes = min(options.memory_limit or gpu.total_bytes, gpu.total_bytes)
         usable = self.capacity_bytes - gpu.overhead_bytes
         if usable <= 0:
@@ -89,7 +90,7 @@ class SimulatedProber:
         elif run.retries:
             note, room = THRASHING_NOTE, NO_ROOM
         if not self.traces.are_general:
-            room = min(room, (GROWTH_UNTOLD - 1) * batch_size)
+            room = self._room_by_others(batch_size, room)
         probe = Probe(
             batch_size,
             Outcome.OOM if note else Outcome.FITS,
@@ -104,6 +105,25 @@ class SimulatedProber:
             note=note,
         )
         return probe, room
+
+    def _room_by_others(self, batch_size: int, room: float) -> float:
+        """Return the room at a size traced by itself: on the line through it and the nearest size.
+
+        A replay that fails stops at its first failure, and its trace does not tell what each
+        example adds. Each further size costs a trace.
+        """
+        trace = self.traces.at(batch_size)
+        peak = trace.highest_at(batch_size, list(Stage)).bytes_at(batch_size)
+        growth = peak / batch_size
+        others = self._peaks.keys() - {batch_size}
+        if others:
+            near = min(others, key=lambda size: abs(size - batch_size))
+            slope = (peak - self._peaks[near]) / (batch_size - near)
+            growth = slope if slope > 0 else growth
+        self._peaks[batch_size] = peak
+        left = (self.budget_bytes - peak) / growth
+        fitting = min(max(0.0, left), (GROWTH_UNTOLD - 1) * batch_size)
+        return fitting if room >= 0 else min(NO_ROOM, left)
 
     def replay(self, batch_size: int) -> ReplayResult:
         """Replay the steps at a batch size in a fresh allocator with this GPU's budget."""

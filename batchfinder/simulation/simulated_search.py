@@ -14,7 +14,7 @@ from batchfinder.search.conclusion import conclude
 from batchfinder.search.search import Finding
 from batchfinder.simulation.largest import largest_that_fits
 from batchfinder.simulation.prober import STAGES_OF_PHASE, SimulatedProber
-from batchfinder.simulation.tracing.step_trace import StepTraces
+from batchfinder.simulation.tracing.step_trace import TRACED_SIZES, StepTraces
 
 # Fractions by which the real peak may exceed the simulated one, or be smaller. Measured by
 # scripts/benchmarks/bench_estimate.py.
@@ -39,9 +39,9 @@ def search_on_paper(
         probes[batch_size], room = prober.probe_with_room(batch_size)
         return room
 
-    bound = traces.at(smallest).upper_bound(prober.budget_bytes)
+    bound = traces.upper_bound(prober.budget_bytes)
     if not traces.are_general:
-        bound, expected = None, float(smallest)
+        expected = float(TRACED_SIZES[-1])  # its trace is there
     last = _last_size(traces, bounds, bound)
     answer = largest_that_fits(
         room,

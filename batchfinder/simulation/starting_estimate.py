@@ -11,7 +11,7 @@ from batchfinder.search.bounds import Bounds
 from batchfinder.simulation.gpus import Gpu, find_gpu, unnamed_gpu
 from batchfinder.simulation.largest import largest_that_fits
 from batchfinder.simulation.prober import SimulatedProber
-from batchfinder.simulation.tracing.step_trace import StepTraces
+from batchfinder.simulation.tracing.step_trace import TRACED_SIZES, StepTraces
 from batchfinder.training.setup import TrainingSetup
 
 
@@ -36,15 +36,13 @@ def starting_estimate(
         options = dataclasses.replace(options, memory_limit=None, headroom=0.0)
         traces = StepTraces(setup, options, gpu.compute_capability)
         simulated = SimulatedProber(traces, gpu, options, AllocatorSettings.of_this_process())
-        bound = traces.at(bounds.first).upper_bound(budget_bytes)
-        if not traces.are_general:
-            bound = None
+        bound = traces.upper_bound(budget_bytes)
         guess = largest_that_fits(
             lambda batch_size: simulated.probe_with_room(batch_size)[1],
             bounds.last if bound is None else min(bound, bounds.last),
             smallest=bounds.first,
             multiple_of=bounds.multiple_of,
-            expected=None if traces.are_general else bounds.first,
+            expected=None if traces.are_general else TRACED_SIZES[-1],
         )
     except BatchFinderError as error:
         larger = bounds.without_first() if bounds.first == 1 else None

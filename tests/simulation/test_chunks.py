@@ -45,6 +45,25 @@ def test_the_answer_counts_many_chunks() -> None:
     assert found.batch_size == 4096
 
 
+class ByExample(nn.Module):
+    """A model with large weights whose loss loops over the examples, as TRL's DPO does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 2**20), nn.Linear(2**20, 8))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return torch.stack([row.logsumexp(-1) for row in self.layers(rows)]).sum()
+
+
+def test_few_sizes_are_traced_by_themselves() -> None:
+    with pytest.warns(BatchFinderWarning, match="every batch size is traced separately"):
+        found = estimate_max_batch(ByExample(), torch.randn(2, 32, 64), gpu="rtx3090")
+    assert found.batch_size == 54
+    # 8 is traced anyway. The answer, the next size and half the answer are always tried.
+    assert len(found.result.probes) <= 6
+
+
 def test_two_traced_sizes_are_enough_for_whole_batches(recwarn: pytest.WarningsRecorder) -> None:
     model = nn.Sequential(nn.Linear(64, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 64))
     sample = torch.randn(2, 64), torch.randn(2, 64)

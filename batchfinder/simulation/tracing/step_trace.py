@@ -101,15 +101,24 @@ class StepTraces:
         Raises:
             Exception: StepError or BatchTooSmallError, or whatever the user's code raises.
         """
+        general = self._of_every_size()
+        if general is not None:
+            return general
+        trace = self._at(batch_size, STEPS)
+        return GeneralTrace(trace, [tuple(map(Curve, s.amounts)) for s in trace.storages])
+
+    def upper_bound(self, capacity_bytes: int) -> int | None:
+        """Return an upper bound of the sizes that fit; None if the traces do not tell one."""
+        general = self._of_every_size()
+        return general.upper_bound(capacity_bytes) if general is not None else None
+
+    def _of_every_size(self) -> GeneralTrace | None:
         if self._general is None and self.are_general:
             try:
                 self._general = self._aligned()
             except NotGeneralError as error:
                 self._give_up(error)
-        if self._general is not None:
-            return self._general
-        trace = self._at(batch_size, STEPS)
-        return GeneralTrace(trace, [tuple(map(Curve, s.amounts)) for s in trace.storages])
+        return self._general
 
     def hold_at(self, batch_size: int) -> bool:
         """Check the trace at a large size; return False if every size now needs its own trace."""
