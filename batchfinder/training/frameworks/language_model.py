@@ -206,7 +206,35 @@ def _with_adapters(model: Any, rank: int, targets: str, dropout: float, task: st
     peft = imported("peft")
     names: Any = targets if targets == "all-linear" else targets.split(",")
     config = peft.LoraConfig(r=rank, target_modules=names, lora_dropout=dropout, task_type=task)
+    if targets == "all-linear":
+        config.exclude_modules = _not_adapted(peft, model, config) or None
     return peft.get_peft_model(model, config)
+
+
+def _not_adapted(peft: Any, model: Any, config: Any) -> list[str]:
+    """Return the linear layers that adapters of all of them would make fail.
+
+    Some layers return more than a tensor, as the router of Llama 4. Mamba's kernels read the weight
+    of its output projection, so PEFT refuses that one.
+    """
+    linear = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+    plain = nn.Linear.forward
+    libraries = (nn.Linear.__module__, "bitsandbytes")
+    own = [
+        name
+        for name, part in linear.items()
+        if type(part).forward is not plain and not type(part).__module__.startswith(libraries)
+    ]
+    head = model.get_output_embeddings()
+    if all(part is head or name in own for name, part in linear.items()):
+        own = []  # as in Falcon, which has no others
+    check = getattr(peft.tuners.tuners_utils, "_check_lora_target_modules_mamba", None)
+    try:
+        if check is not None:
+            check(config, model, "out_proj")
+    except ValueError:
+        own.append("out_proj")
+    return own
 
 
 def _checkpoint(model: Any) -> None:
