@@ -98,6 +98,7 @@ def fake_cuda(
         stack.enter_context(libraries_simulated())
         stack.enter_context(_numbers_printed())
         stack.enter_context(unknown_numbers())
+        stack.enter_context(_scalars_listed())
         stack.callback(register_optimizer_step_pre_hook(foreach_as_cuda).remove)
         # A fallback would run the real kernel on tensors of the full size.
         mode = SimulatedMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
@@ -121,6 +122,32 @@ def _numbers_printed() -> AbstractContextManager[Any]:
         return format(number, form)
 
     return replaced(FakeTensor, __format__=formatted)
+
+
+def _scalars_listed() -> AbstractContextManager[Any]:
+    """Let ``torch.tensor([...])`` and ``as_tensor`` collect scalars of fake tensors."""
+    original = torch.tensor
+
+    def stacked(data: Any, dtype: Any = None, device: Any = None, **options: Any) -> Any:
+        scalars = data if isinstance(data, (list, tuple)) else ()
+        if not any(isinstance(each, FakeTensor) and not each.dim() for each in scalars):
+            return None
+        if not all(isinstance(each, (Tensor, int, float)) for each in scalars):
+            return None  # a list of lists, whose refusal names the line
+        parts = [each if isinstance(each, Tensor) else original(each) for each in scalars]
+        listed = torch.cat([part.detach().reshape(1) for part in parts]).to(device, dtype)
+        return listed.requires_grad_(bool(options.get("requires_grad")))
+
+    def tensor(data: Any, *args: Any, **options: Any) -> Any:
+        listed = stacked(data, *args, **options)
+        return original(data, *args, **options) if listed is None else listed
+
+    def as_tensor(data: Any, *args: Any, **options: Any) -> Any:
+        listed = stacked(data, *args, **options)
+        return from_any(data, *args, **options) if listed is None else listed
+
+    from_any = torch.as_tensor
+    return replaced(torch, tensor=tensor, as_tensor=as_tensor)
 
 
 @contextmanager

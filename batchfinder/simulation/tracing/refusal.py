@@ -44,7 +44,7 @@ _REASONS = {
     "no fake impl": "a custom operator does not declare its output's shape (register_fake)",
     ".numpy() is not supported": "the values of a tensor are passed to NumPy",
     "Cannot access data pointer": "a custom or Triton kernel reads the memory of a tensor",
-    "its data is not allocated yet": "a tensor is made from values of others (torch.tensor([...]))",
+    "its data is not allocated yet": "a tensor is made from values of others (torch.tensor)",
     "SparseTensor": "the step uses a sparse tensor",
     "shape_env must not be None": "the step uses a nested tensor",
     "_apply(): Couldn't swap": "the step converts a module with .to() or .half()",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,8 @@ def example(model: Any, task: str, seq: int, image_size: int) -> dict[str, Any]:
         )
     if images:
         ids[:, :tokens] = model.config.image_token_id
+        if "mm_token_type_ids" in inspect.signature(model.forward).parameters:
+            images["mm_token_type_ids"] = (torch.arange(seq, device="cpu") < tokens).long()[None]
     return {"input_ids": ids, "labels": ids, **images}
 
 
@@ -156,6 +159,11 @@ def _image(model: Any, size: int) -> tuple[dict[str, Tensor], int]:
     try:
         if merged is None:
             pixels = torch.zeros(1, channels, height, width, device="cpu")
+            if hasattr(model.config, "spatial_merge_size"):  # Pixtral's tower, as Mistral 3 has it
+                sizes = torch.tensor([[height, width]], device="cpu")
+                side = vision.patch_size * model.config.spatial_merge_size
+                tokens = (height // side) * (width // side)
+                return {"pixel_values": pixels, "image_sizes": sizes}, tokens
             where = model.get_input_embeddings().weight
             with torch.no_grad():
                 seen = model.get_image_features(pixels.to(where.device, where.dtype))

@@ -81,7 +81,7 @@ def build(kind):
     run = {
         "cuda in forward": lambda inner, x: inner(x.cuda()),
         "custom operator": lambda inner, x: double(inner(x)),
-        "literal": lambda inner, x: inner(x) + torch.tensor([x[0].max(), x[1].max()]).sum(),
+        "literal": lambda inner, x: inner(x) + torch.tensor([[x[0].max()], [x[1].max()]]).sum(),
         "numpy": lambda inner, x: inner(x) + x.sum().numpy(),
         "item": lambda inner, x: inner(x) if inner(x).sum().item() > 0 else x,
         "mask": lambda inner, x: x[inner(x)[:, 0] > 0],

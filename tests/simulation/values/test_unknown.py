@@ -35,6 +35,17 @@ def test_a_step_may_log_its_loss() -> None:
     ).fits
 
 
+@pytest.mark.parametrize("name", ["tensor", "as_tensor"])
+def test_scalars_make_a_tensor(name: str) -> None:
+    with without_data():
+        make = getattr(torch, name)
+        deepest = [torch.randn(3).max(), 1, torch.ones(2, dtype=torch.int64).sum()]
+        listed = make(deepest, dtype=torch.float16)
+        assert (listed.shape, listed.dtype) == ((3,), torch.float16)
+        assert make([torch.arange(4).max() + 1]).dtype is torch.int64
+        assert make([1, 2]).tolist() == [1, 2]
+
+
 @pytest.mark.parametrize(
     "decide",
     [
