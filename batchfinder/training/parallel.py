@@ -144,14 +144,24 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
         for child in parent.children():
             # Two embeddings side by side in a model are no blocks. Two layers in a list are.
             is_built = isinstance(parent, _LISTS) or any(True for _ in child.children())
-            # A list of lists of blocks is no block.
-            is_list = isinstance(child, _LISTS) and _repeated_children(child)
-            is_block = child in repeated and is_built and not is_list
+            is_block = child in repeated and is_built and not _is_list(child, parent)
             (blocks if is_block else pending).append(child)
     users = _parameter_users(model)
     return [
         block for block in dict.fromkeys(blocks) if _parameter_users(block).items() <= users.items()
     ]
+
+
+def _is_list(child: nn.Module, parent: nn.Module) -> bool:
+    """Return True for a list of blocks, which is no block.
+
+    A sequence of plain layers is a block if it has a class of its own, as U-Net's two convolutions,
+    or is in a list. The halves of an autoencoder are not: as wholes, they would save nothing.
+    """
+    inner = _repeated_children(child) if isinstance(child, _LISTS) else []
+    is_plain = all(next(part.children(), None) is None for part in inner)
+    is_named = type(child) is not nn.Sequential or isinstance(parent, _LISTS)
+    return bool(inner) and not (isinstance(child, nn.Sequential) and is_plain and is_named)
 
 
 def _repeated_children(parent: nn.Module) -> list[nn.Module]:

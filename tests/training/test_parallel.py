@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from torch import nn
 
@@ -12,6 +14,17 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.mlp = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+
+
+class Pair(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+
+
+class Halves(nn.Module):
+    def __init__(self, half: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.down, self.up = half(), half()
 
 
 class Model(nn.Module):
@@ -46,6 +59,10 @@ def names(model: nn.Module) -> list[str]:
         ),
         (nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(2))), ["0", "1"]),
         (nn.ModuleList(nn.ReLU() for _ in range(3)), []),
+        (nn.ModuleList(nn.Sequential(*Pair()) for _ in range(2)), ["0", "1"]),
+        (nn.ModuleList(nn.ModuleList(Pair()) for _ in range(2)), ["0.0", "0.2", "1.0", "1.2"]),
+        (Halves(Pair), ["down", "up"]),
+        (Halves(lambda: nn.Sequential(*Pair())), ["down.0", "down.2", "up.0", "up.2"]),
     ],
 )
 def test_blocks_are_the_outermost_repeated_modules(model: nn.Module, expected: list[str]) -> None:
