@@ -41,8 +41,8 @@ MakeProber = Callable[[SetupSource, ProbeOptions], Supervisor]
 ESTIMATE = "batchfinder.simulation.starting_estimate:starting_estimate"
 
 NOISE_NEEDS_DATA = (
-    "--noise-scale compares gradients of different examples in one process, and a repeated sample "
-    "has none. Try --loader FILE.py:FUNCTION, without --strategy."
+    "--noise-scale compares gradients of different examples in one process, and only --loader "
+    "gives it some. Try --loader FILE.py:FUNCTION, without --strategy."
 )
 NOT_ACCUMULATED_WARNING = (
     "the size was found without gradient accumulation, which keeps the gradients of one "

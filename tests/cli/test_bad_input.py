@@ -63,8 +63,8 @@ def error_of(done: Result) -> str:
         (("--global-batch-size", "0"), "--global-batch-size must be at least 1, not 0"),
         (
             ("--noise-scale",),
-            "--noise-scale compares gradients of different examples in one process, and a repeated "
-            "sample has none. Try --loader FILE.py:FUNCTION, without --strategy.",
+            "--noise-scale compares gradients of different examples in one process, and only "
+            "--loader gives it some. Try --loader FILE.py:FUNCTION, without --strategy.",
         ),
         (
             ("--headroom", "100"),

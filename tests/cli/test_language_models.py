@@ -135,6 +135,14 @@ def test_if_nothing_fits_the_first_lever_that_helps_is_named(target: str) -> Non
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_of_several_gpus_and_lengths_the_advice_names_the_one_that_it_is_for(target: str) -> None:
+    Path(target[3:], "config.json").write_text(json.dumps({**CONFIG, "vocab_size": 200_000}))
+    small = ("--memory", "150MiB", "--overhead", "0", "--gpu", "t4")
+    result = run(target, "--seq", "8,16", *small)
+    assert re.search(r"batch size 1 fits the (RTX 4090|T4) at 8 tokens with that", result.stderr)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_levers_that_need_a_missing_package_are_left_out(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,7 +71,10 @@ def what_to_change(
     missing = "" if given.get("method") == "full" else " ".join(_missing("quantize"))
     more = f" For --4bit, which saves more, try pip install {missing}." if missing else ""
     if fitting.get(options):
-        return f"Try {options}: batch size {smallest} fits with that, by the estimate.{more}"
+        fits = f"fits the {gpu.name}" if len(gpus) > 1 else "fits"
+        if len(request.lengths) > 1 and "--seq" not in options:
+            fits += f" at {given['seq']} tokens"
+        return f"Try {options}: batch size {smallest} {fits} with that, by the estimate.{more}"
     other = "Try a larger GPU, or --strategy fsdp --world-size 8: no lever above is enough."
     return f"{other}{more}"
 
