@@ -221,16 +221,27 @@ class GeneralTrace:
 
     @cached_property
     def _module_curves(self) -> dict[str, Curve]:
-        """The sum of each module's activations in the last step."""
-        by_module: dict[str, list[Curve]] = {}
+        """The most that is alive at once of each module's activations in the last step.
+
+        A step with several backward passes, as a GAN's, never holds the sum of all of them.
+        """
+        alive: dict[str, Curve] = {}
+        most: dict[str, Curve] = {}
+        born: set[int] = set()
+        size = self.example.batch_size
         for event in self.events[self.last_step :]:
-            if event >= 0 and self.example.storages[event].kind is Kind.ACTIVATION:
-                module = self.example.storages[event].module
-                by_module.setdefault(module, []).append(self.curves[event])
-        return {
-            module: Curve(*map(sum, zip(*curves, strict=True)))
-            for module, curves in by_module.items()
-        }
+            index, sign = (event, 1) if event >= 0 else (~event, -1)
+            if event == EMPTY_CACHE or (sign < 0 and index not in born):
+                continue
+            storage = self.example.storages[index]
+            if storage.kind is Kind.ACTIVATION:
+                born.add(index)
+                name = storage.module
+                pairs = zip(alive.get(name, Curve(0)), self.curves[index], strict=True)
+                alive[name] = Curve(*(before + sign * more for before, more in pairs))
+                if alive[name].bytes_at(size) > most.setdefault(name, Curve(0)).bytes_at(size):
+                    most[name] = alive[name]
+        return most
 
     @property
     def last_step(self) -> int:

@@ -71,6 +71,9 @@ def test_what_the_activations_of_a_module_take_for_each_example() -> None:
 
     assert trace.activations_per_sample(5) == {"head": 10 - 1 + 2 * 5}
 
+    in_turn = GeneralTrace(Trace(4, storages, [0, 1, ~0, 2, ~2, 3]), amounts)
+    assert in_turn.activations_per_sample(5) == {"head": 10}
+
 
 def test_an_optional_workspace_never_makes_a_step_fail() -> None:
     trace = align(step(2), step(4))
