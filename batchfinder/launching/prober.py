@@ -216,10 +216,10 @@ class LaunchProber:
     def _launch_again(self) -> None:
         """Give up if the smallest size fails now too: a file of an earlier launch is in the way."""
         fits = [size for size, verdict in self._verdicts.items() if verdict.probe.fits]
-        if fits and not any(verdict.failed_at_once for verdict in self._verdicts.values()):
-            again = self._launch(min(fits))[0]
-            if again.failed_at_once:
-                raise again.error(trained_before=True)
+        if not fits or any(verdict.failed_at_once for verdict in self._verdicts.values()):
+            return
+        if (again := self._launch(min(fits))[0]).failed_at_once:
+            raise again.error(trained_before=True)
 
     def _launch(self, size: int) -> tuple[Verdict, Record]:
         options = self._options
@@ -267,7 +267,7 @@ class LaunchProber:
                 verdict = replace(verdict, probe=probe)
             self._start_time.note(probe, record, self.budget_bytes)
             if (recording := limiting(record).recording) and self.recordings is not None:
-                self.recordings[size] = recording
+                self.recordings[size] = recording._replace(lengths_differ=self._lengths_differ)
         elif not record.steps and record.most_examples is not None:
             self._believe(size, Honored.CAPPED, record.most_examples)
         elif verdict.is_error and not any(launched.fits for launched in self.launched):

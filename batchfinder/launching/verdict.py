@@ -189,6 +189,7 @@ def _probe(record: Record, outcome: Outcome, note: str) -> Probe:
         note=note,
         rank_peak_bytes=tuple(map(_peak, trainers)) if several else (),
         limiting_rank=rank if several else None,
+        steps_differ=record.lengths_differ,
     )
 
 

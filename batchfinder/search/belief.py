@@ -209,8 +209,10 @@ def believe(known: Bracket, estimate: Guess | None = None) -> Belief:
         floor = max(known.low_confirmed, known.bounds.multiple_of / 4, least)
         later = Part(LATER, below(top, LATER_SHARE, LATER_POWER), floor)
         doubt = FRACTION * known.bounds.multiple_of + known.excess_error * tensors.end
-        segments = SEGMENTS * allocator.end if known.is_fragmented else 0
-        end, error = allocator if known.is_fragmented else tensors
+        # Where steps differ, blocks for other lengths are cached up to the budget at any size.
+        by_allocator = known.is_fragmented and not known.steps_differ
+        segments = SEGMENTS * allocator.end if by_allocator else 0
+        end, error = allocator if by_allocator else tensors
         # Once a confirmation has refuted a probe, a line that ends above it was wrong.
         if not known.refuted or end < known.high:
             parts.append(Part(EXACT, around(end - segments, error + doubt + segments), low))

@@ -20,6 +20,8 @@ class Recording(NamedTuple):
         validations: the events of each validation that ran after the steps, and of the step after
             it.
         batches_vary: True if each step trained on a batch of another shape, drawn from many.
+        lengths_differ: True if a script's own batches differed in length. The budget then leaves
+            room for other orders of them.
         ran_out: True if the confirmation failed after these steps, so there may be few.
     """
 
@@ -28,6 +30,7 @@ class Recording(NamedTuple):
     streams: Sequence[int] = ()
     validations: Sequence[Sequence[int]] = ()
     batches_vary: bool = False
+    lengths_differ: bool = False
     ran_out: bool = False
 
 

@@ -161,8 +161,8 @@ def limit_of(recording: Recording, budget_bytes: int) -> int:
     if steps_differ(recording):
         return int(budget_bytes * (1 - DIFFERING_ROOM))
     # Where batches vary, the caller has left that room already.
-    only_bytes_vary = steps_vary(recording) and not recording.batches_vary
-    return with_room(budget_bytes) if only_bytes_vary else budget_bytes
+    has_room = recording.batches_vary or recording.lengths_differ
+    return budget_bytes if has_room or not steps_vary(recording) else with_room(budget_bytes)
 
 
 def releasing_early(recording: Recording) -> Recording:

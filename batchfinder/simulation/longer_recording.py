@@ -13,7 +13,6 @@ from batchfinder.probing.devices.allocator.recorded import Replay
 from batchfinder.probing.devices.allocator.recorded_step import (
     common_requests,
     only_large,
-    scaled,
     steps_vary,
 )
 from batchfinder.results.probe import Outcome, Probe
@@ -28,6 +27,7 @@ from batchfinder.simulation.lasting import (
     limit_of,
     may_begin_anywhere,
 )
+from batchfinder.simulation.scaled_recording import ScaledRecording
 
 # Steps of each order near the budget, if one of the shorter orders needs more than the recorded
 # one. With 30, 150 of set-up lightning-24 lasted in all six orders, and ran out of memory in one
@@ -116,7 +116,7 @@ class LongerRecordings:
         size, recording = whole_below(self._recordings, failed), self._recordings.get(failed)
         if not (size and recording and recording.ran_out and not recording.steps):
             return False
-        scaled_up = self._scaled(size, failed / size)
+        scaled_up = in_proportion(self._recordings, size).at(failed)
         allocator = allocator_of(self._budget_bytes + self._room_bytes, self._settings)
         try:
             next(Replay(scaled_up, allocator).steps(1))
@@ -142,17 +142,17 @@ class LongerRecordings:
     def _guessed_from(self, size: int) -> Guess | None:
         recording, needs = self._recordings[size], self._needs(size)
         guess, needed, held = size, needs.most, sum(recording.held)
-        limit_bytes = self._limit(size)
+        limit_bytes, scaled = self._limit(size), in_proportion(self._recordings, size)
         for number in range(REPLAYED_GUESSES + 1):
             if number:  # the variant that needs most at one size needs most at another
-                large = only_large(self._scaled(size, guess / size))
+                large = only_large(scaled.at(guess))
                 # Small requests that are large here may leave nothing to exchange.
                 variant = next(going_on(large, needs.steps, only=needs.worst), large)
                 needed = needs.small + bytes_to_last(variant, self._settings)
             if needed <= held:
                 return None  # nothing grows
             guess = max(1, math.floor(guess * (limit_bytes - held) / (needed - held)))
-        while guess > 1 and not self._begins(size, self._scaled(size, guess / size)):
+        while guess > 1 and not self._begins(size, scaled.at(guess)):
             guess = math.floor(guess * (1 - DEVIATION))
         return Guess(guess, deviation=DEVIATION)
 
@@ -161,19 +161,18 @@ class LongerRecordings:
         limit_bytes = self._limit(size) + self._room_bytes - self._needs(size).small
         return may_begin_anywhere(only_large(recording), limit_bytes, self._settings)
 
-    def _scaled(self, size: int, ratio: float) -> Recording:
-        """Return what a confirmation of this many times the examples would request.
 
-        Requests grow in proportion, but for those that all steps of this and the next smaller size
-        make, and those that all validations make: their batches often stay as large.
-        """
-        recording, known = self._recordings[size], whole(self._recordings)
-        sizes = sorted(each for each in known if each <= size)
-        fixed = common_requests(step for each in sizes[-2:] for step in known[each].steps)
-        always = common_requests(step for each in sizes for step in known[each].validations)
-        steps = [scaled(step, ratio, fixed) for step in recording.steps]
-        validations = [scaled(step, ratio, fixed | always) for step in recording.validations]
-        return recording._replace(steps=steps, validations=validations)
+def in_proportion(recordings: Mapping[int, Recording], size: int) -> ScaledRecording:
+    """Scale a confirmation of batches that differ in length, as two sizes have no length in common.
+
+    Requests grow in proportion, but for those that all steps of this and the next smaller size
+    make, and those that all validations make: their batches often stay as large.
+    """
+    known = whole(recordings)
+    sizes = sorted(each for each in known if each <= size)
+    fixed = common_requests(step for each in sizes[-2:] for step in known[each].steps)
+    always = common_requests(step for each in sizes for step in known[each].validations)
+    return ScaledRecording.in_proportion(size, recordings[size], fixed, always)
 
 
 def whole(recordings: Mapping[int, Recording]) -> dict[int, Recording]:

@@ -23,7 +23,12 @@ from batchfinder.search.belief import APART
 from batchfinder.search.head_start import Guess, HeadStart, MakeEstimate
 from batchfinder.search.prober import Prober, Recording
 from batchfinder.simulation.lasting import failing_variant, lasts, limit_of
-from batchfinder.simulation.longer_recording import LongerRecordings, just_below, whole
+from batchfinder.simulation.longer_recording import (
+    LongerRecordings,
+    in_proportion,
+    just_below,
+    whole,
+)
 from batchfinder.simulation.scaled_recording import ScaledRecording
 
 # In a fragmented allocator a larger size may fit where a smaller does not. The guess is the largest
@@ -93,7 +98,8 @@ def scaled_guess(
 ) -> Guess | None:
     """Guess the largest size, from ``at_least`` on, whose steps fit when they are replayed.
 
-    The largest recording is used, and the largest of those that are far enough from it.
+    The largest recording is used, and the largest of those that are far enough from it; only the
+    first, in proportion, if the lengths of batches differ.
 
     Returns:
         The guess, below the ``failure``; None if it is smaller, or if the recordings do not
@@ -115,6 +121,8 @@ def scaled_guess(
         watch = PeakWatch(
             limit_bytes, least_steps=least_steps, peaks_wander=False, may_flush=may_flush
         )
+        if recordings[large].lengths_differ:
+            watch.expect_variation()
         return scaled.fits(batch_size, allocator_of(limit_bytes, settings), watch)
 
     failed = failure.batch_size if failure else MOST_EXAMPLES + 1
@@ -151,6 +159,8 @@ def _scaled(recordings: Mapping[int, Recording], large: int) -> ScaledRecording 
     None if none is recorded far below it, or if more examples make more requests, not larger ones.
     """
     known = whole(recordings)
+    if large and recordings[large].lengths_differ:
+        return in_proportion(recordings, large)
     # Sizes between it and another are asked for if it ran out of memory, so that may be near.
     most = APART * large if large in known else large
     small = max((size for size in known if size <= most), default=0)
@@ -159,7 +169,7 @@ def _scaled(recordings: Mapping[int, Recording], large: int) -> ScaledRecording 
     # Where the last one failed, its first step shows requests that stop growing, or grow faster.
     far = min((size for size, each in recordings.items() if each.steps and size > large), default=0)
     model = known[large] if large in known else going_on(recordings[large])
-    scaled = ScaledRecording(small, known[small], large, model, far, recordings.get(far))
+    scaled = ScaledRecording.between(small, known[small], large, model, far, recordings.get(far))
     return None if scaled.repeats_for_examples else scaled
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from functools import cache
 from itertools import chain, product, repeat
 
@@ -26,33 +26,75 @@ LAST_SKIPS = [(skip, MOST_SKIPPED - 1) for skip in range(MOST_SKIPPED)]
 class ScaledRecording:
     """Scales the requests of a confirmation to any size, and replays them.
 
-    Args:
-        small, large: the two recorded batch sizes.
-        recorded: the requests at the smaller size.
-        model: the requests at the larger size. Its events are replayed.
-        far: a still larger size that ran out of memory after its first step; 0 if there is none.
-        beginning: the requests at that size.
+    Make one :meth:`between` two sizes, or :meth:`in_proportion` to one.
 
-    Attributes:
-        is_matched: True if both sizes made the same requests, none of which grows with all pairs.
+    Args:
+        size: the recorded batch size.
+        model: the requests at that size. Its events are replayed.
+        growth: the bytes that each request of each step, and then of each validation, grows by: for
+            each example, and for each pair of examples.
+        is_matched: True if another size made the same requests, none of which grows with all pairs.
         repeats_for_examples: True if most requests are made again for each example, as in a loop
             over the examples. Then a larger batch makes requests that were not recorded.
     """
 
     def __init__(
         self,
+        size: int,
+        model: Recording,
+        growth: Sequence[Sequence[tuple[float, float]]],
+        *,
+        is_matched: bool = True,
+        repeats_for_examples: bool = False,
+    ) -> None:
+        self._large, self._model, self._growth = size, model, growth
+        self._steps = [*model.steps, *model.validations]
+        self.is_matched, self.repeats_for_examples = is_matched, repeats_for_examples
+
+    @classmethod
+    def in_proportion(
+        cls, size: int, model: Recording, fixed: Set[int], always: Set[int] = frozenset()
+    ) -> ScaledRecording:
+        """Scale requests in proportion to the examples, except those of fixed bytes.
+
+        Args:
+            size: the recorded batch size.
+            model: the requests at that size.
+            fixed: the bytes of the requests that do not grow.
+            always: more of these, in validations.
+        """
+
+        def growing(step: Sequence[int], fixed: Set[int]) -> list[tuple[float, float]]:
+            return [(0.0 if e in fixed else e / size, 0.0) for e in requests_of(step)]
+
+        growth = [growing(step, fixed) for step in model.steps]
+        growth += [growing(step, fixed | always) for step in model.validations]
+        return cls(size, model, growth)
+
+    @classmethod
+    def between(
+        cls,
         small: int,
         recorded: Recording,
         large: int,
         model: Recording,
         far: int = 0,
         beginning: Recording | None = None,
-    ) -> None:
-        self._large, self._model = large, model
-        self._steps = [*model.steps, *model.validations]
+    ) -> ScaledRecording:
+        """Match the requests of two sizes. They grow by the same bytes for each example.
+
+        Args:
+            small: the smaller recorded batch size.
+            recorded: the requests at that size.
+            large: the larger one.
+            model: the requests at that size.
+            far: a still larger size that ran out of memory after its first step; 0 if there is
+                none.
+            beginning: the requests at that size.
+        """
         last = len(recorded.steps) - 1
         smaller = [recorded.steps[min(number, last)] for number in range(len(model.steps))]
-        asked = [requests_of(step) for step in self._steps]
+        asked = [requests_of(step) for step in (*model.steps, *model.validations)]
         known = [requests_of(step) for step in [*smaller, *recorded.validations]]
         pairs = [
             paired(each, larger, large / small) for each, larger in zip(known, asked, strict=True)
@@ -66,13 +108,17 @@ class ScaledRecording:
                 return growths[other, size], 0.0
             return (size / large if other is None else (size - other) / (large - small)), 0.0
 
-        # The bytes that each request grows by: for each example, and for each pair of examples.
-        self._growth = [[*map(growth, *step)] for step in zip(asked, pairs, strict=True)]
-        has_pairs = any(square for _, square in chain(*self._growth))
-        counts, grown = [*map(len, known)], [*map(len, asked)]
-        self.is_matched = None not in chain(*pairs) and counts == grown and not has_pairs
-        for_each = (sum(grown) - sum(counts)) / (large - small)
-        self.repeats_for_examples = for_each * small > sum(counts) / 2
+        grown = [[*map(growth, *step)] for step in zip(asked, pairs, strict=True)]
+        has_pairs = any(square for _, square in chain(*grown))
+        before, now = [*map(len, known)], [*map(len, asked)]
+        for_each = (sum(now) - sum(before)) / (large - small)
+        return cls(
+            large,
+            model,
+            grown,
+            is_matched=None not in chain(*pairs) and before == now and not has_pairs,
+            repeats_for_examples=for_each * small > sum(before) / 2,
+        )
 
     def fits(self, batch_size: int, allocator: CachingAllocator, watch: PeakWatch) -> bool:
         """Return True if the allocator serves a confirmation, as a new watch judges it."""

@@ -146,6 +146,7 @@ def test_batches_of_different_lengths_are_told_from_a_smaller_last_one(
     for size, length in zip((4, 3, 4, 4, 4, 4), lengths, strict=True):
         record.add(step([size, length], held=2**29))
     assert record.lengths_differ is differ
+    assert judge(record, 0, "", "").probe.steps_differ is differ
     verdict = judge(record, None, "", "")
     assert verdict.within(2**29).probe.fits
     refused = verdict.within(2**29 - 1).probe

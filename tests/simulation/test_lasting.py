@@ -8,6 +8,7 @@ from batchfinder.search.prober import Recording
 from batchfinder.simulation.lasting import (
     in_other_orders,
     lasts,
+    limit_of,
     releasing_early,
 )
 from batchfinder.units import MIB
@@ -144,3 +145,14 @@ def test_batches_that_python_frees_in_some_steps_only_are_no_leak() -> None:
     steps = [[100 * MIB], [100 * MIB, 20 * MIB, 20 * MIB], [100 * MIB, ~0, ~1], [100 * MIB]]
     assert lasts(Recording([], steps), 350 * MIB, AllocatorSettings())
     assert not lasts(Recording([], steps), 330 * MIB, AllocatorSettings())
+
+
+@pytest.mark.parametrize("differ", [True, False])
+def test_where_lengths_differ_the_budget_has_left_room_already(differ: bool) -> None:
+    """The first and the largest request are the same in each step, and the others differ."""
+    steps = [
+        [8, 100 * MIB, n * MIB, ~(3 * i), ~(3 * i + 1), ~(3 * i + 2)]
+        for i, n in enumerate((40, 40, 30, 20))
+    ]
+    recording = Recording([], steps, lengths_differ=differ)
+    assert limit_of(recording, 1000) == (1000 if differ else 950)

@@ -34,6 +34,19 @@ def test_two_small_recordings_tell_the_largest_size() -> None:
     assert guess.is_sure
 
 
+@pytest.mark.parametrize("differ", [True, False])
+def test_where_lengths_differ_a_smaller_batch_tells_nothing(differ: bool) -> None:
+    """The longest example of two is a fifth as long as that of 20."""
+    recordings = {
+        2: recorded(2)._replace(steps=[[e // 5 if e > 0 else e for e in recorded(2).steps[0]]] * 4),
+        20: recorded(20),
+    }
+    recordings = {n: each._replace(lengths_differ=differ) for n, each in recordings.items()}
+    guess = scaled_guess(recordings, 500 * MIB, AllocatorSettings())
+    assert guess is not None
+    assert (97 <= guess.size <= 100) is differ
+
+
 def test_more_fits_if_the_third_step_may_flush_the_cache() -> None:
     def joined_once(batch_size: int) -> Recording:
         """The third step holds as much as the others, in one block."""
