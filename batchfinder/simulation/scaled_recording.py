@@ -53,7 +53,7 @@ class ScaledRecording:
 
     @classmethod
     def in_proportion(
-        cls, size: int, model: Recording, fixed: Set[int], always: Set[int] = frozenset()
+        cls, size: int, model: Recording, fixed: Set[int], always: Set[int]
     ) -> ScaledRecording:
         """Scale requests in proportion to the examples, except those of fixed bytes.
 

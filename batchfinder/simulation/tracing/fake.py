@@ -126,7 +126,7 @@ def _numbers_printed() -> AbstractContextManager[Any]:
 
 def _scalars_listed() -> AbstractContextManager[Any]:
     """Let ``torch.tensor([...])`` and ``as_tensor`` collect scalars of fake tensors."""
-    original = torch.tensor
+    make = torch.tensor
 
     def stacked(data: Any, dtype: Any = None, device: Any = None, **options: Any) -> Any:
         scalars = data if isinstance(data, (list, tuple)) else ()
@@ -134,20 +134,18 @@ def _scalars_listed() -> AbstractContextManager[Any]:
             return None
         if not all(isinstance(each, (Tensor, int, float)) for each in scalars):
             return None  # a list of lists, whose refusal names the line
-        parts = [each if isinstance(each, Tensor) else original(each) for each in scalars]
+        parts = [each if isinstance(each, Tensor) else make(each) for each in scalars]
         listed = torch.cat([part.detach().reshape(1) for part in parts]).to(device, dtype)
         return listed.requires_grad_(bool(options.get("requires_grad")))
 
-    def tensor(data: Any, *args: Any, **options: Any) -> Any:
-        listed = stacked(data, *args, **options)
-        return original(data, *args, **options) if listed is None else listed
+    def listing(original: Callable[..., Any]) -> Callable[..., Any]:
+        def function(data: Any, *args: Any, **options: Any) -> Any:
+            listed = stacked(data, *args, **options)
+            return original(data, *args, **options) if listed is None else listed
 
-    def as_tensor(data: Any, *args: Any, **options: Any) -> Any:
-        listed = stacked(data, *args, **options)
-        return from_any(data, *args, **options) if listed is None else listed
+        return function
 
-    from_any = torch.as_tensor
-    return replaced(torch, tensor=tensor, as_tensor=as_tensor)
+    return replaced(torch, tensor=listing(make), as_tensor=listing(torch.as_tensor))
 
 
 @contextmanager

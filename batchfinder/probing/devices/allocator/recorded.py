@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 from batchfinder.probing.devices.allocator.caching import (
@@ -51,10 +52,8 @@ class Replay:
         """
         allocator, steps = self._allocator, self._recording.steps
         first = len(self._recording.held)
-        # Where batches vary, so does what a step keeps until the next.
-        varies = self._recording.batches_vary
-        in_use = () if varies else (*in_use_after_steps(self._recording),)
-        for place, self._shift in _repeating_last(steps, most_steps, first, in_use):
+        goes_on = partial(_leaves_as_much, self._recording)
+        for place, self._shift in _repeating_last(steps, most_steps, first, goes_on):
             retries = allocator.retries
             allocator.peak_reserved_bytes = allocator.reserved_bytes
             self._done = place + 1
@@ -92,20 +91,22 @@ class Replay:
 
 
 def _repeating_last(
-    steps: Sequence[Sequence[int]], most_steps: int, first: int, in_use: Sequence[int] = ()
+    steps: Sequence[Sequence[int]],
+    most_steps: int,
+    first: int,
+    goes_on: Callable[[int], bool] = lambda period: True,
 ) -> Iterator[tuple[int, int]]:
     """Yield the places of recorded steps, and the number of blocks that repeats requested before.
 
     After them come those after an earlier step that made as many requests as the last, again and
-    again. If there is none, nothing comes; nor if only the last ones left more bytes ``in_use``.
+    again. If there is none, nothing comes; nor if steps that far apart do not go on as they did.
     """
     for number in range(min(most_steps, len(steps))):
         yield number, 0
     counts = counts_of(steps)
     period = _period(steps, counts, first) if most_steps > len(steps) else 0
-    if period and _only_last_leak(in_use, period):
-        period = 0
-    for number in range(len(steps), most_steps if period else 0):
+    end = most_steps if period and goes_on(period) else 0
+    for number in range(len(steps), end):
         repeats = (number - len(steps)) // period + 1
         yield number - repeats * period, repeats * sum(counts[-period:])
 
@@ -127,14 +128,18 @@ def _period(steps: Sequence[Sequence[int]], counts: Sequence[int], first: int) -
     return min(periods, key=missing, default=0)
 
 
-def _only_last_leak(in_use: Sequence[int], period: int) -> bool:
-    """Return True if the last steps left more in use, but others as many steps apart did not.
+def _leaves_as_much(recording: Recording, period: int) -> bool:
+    """Return False if only the last steps, this many apart, left more in use.
 
     Python's garbage collector may free batches in some steps only. Repeats of a step in which it
-    did not would run out of memory: a fastai script was answered 768 where 1340 trains.
+    did not would run out of memory: a fastai script was answered 768 where 1340 trains. Where
+    batches vary, so does what a step keeps until the next.
     """
+    if recording.batches_vary:
+        return True
+    in_use = [*in_use_after_steps(recording)]
     growths = [after - before for before, after in zip(in_use, in_use[period:], strict=False)]
-    return bool(growths) and growths[-1] >= LEAK_BYTES > min(growths)
+    return not growths or not growths[-1] >= LEAK_BYTES > min(growths)
 
 
 def foreseen(

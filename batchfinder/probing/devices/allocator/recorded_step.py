@@ -159,7 +159,6 @@ def _without_states(recording: Recording) -> Recording:
     """
     released = {~event for step in recording.steps for event in step if event < 0}
     blocks = itertools.count(len(recording.held))
-
     usual = len(requests_of(recording.steps[-1])) if recording.steps else 0
 
     def passing(step: Sequence[int]) -> list[int]:
