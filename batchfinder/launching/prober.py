@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from batchfinder.errors import TargetError
+from batchfinder.launching.conclusion import concluded, overruled
 from batchfinder.launching.host_memory import ADVICE, HOST
 from batchfinder.launching.launch import Launch
 from batchfinder.launching.options import RunOptions, choose_kind, cpu_memory, make_order
@@ -14,13 +15,12 @@ from batchfinder.launching.record import Record
 from batchfinder.launching.sizes import SOME_SIZES, Honored, SizesSeen, lengths_warning, remark_on
 from batchfinder.launching.start_time import StartTime
 from batchfinder.launching.template import Template, not_started
-from batchfinder.launching.verdict import Verdict, judge, limiting, overruled, quoted, refute_close
+from batchfinder.launching.verdict import Verdict, judge, limiting, quoted, refute_close
 from batchfinder.launching.watching import NO_PYTHON, Patience, watch, watch_epoch_end
 from batchfinder.probing.place import may_expand
 from batchfinder.probing.ranks.job import sharing
 from batchfinder.probing.steadiness import SETTLING_STEPS, VARIED_ROOM, with_room
-from batchfinder.probing.too_small import too_small
-from batchfinder.results.memory_model import fit
+from batchfinder.probing.too_small import SizesThatRun
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.results.version import VERSION
@@ -103,8 +103,8 @@ class LaunchProber:
             note = f"a step never has more than {most} examples"
             return Probe(batch_size, Outcome.FAILED, 0, 0.0, note=note, most_examples=most)
         verdict = self._verdicts[batch_size]
-        if verdict.is_too_small:
-            raise too_small(batch_size)
+        if verdict.too_small:
+            raise verdict.too_small
         probe = verdict.probe
         if probe.fits:
             return probe
@@ -149,35 +149,19 @@ class LaunchProber:
 
     def conclude(self, result: BatchSizeResult) -> BatchSizeResult:
         """Return the result with each launch once: the search may have asked for one twice."""
-        launched = self.judged(result.probes)
-        probes = {probe.batch_size: probe for probe in launched}
-        size, failure = result.batch_size, result.next_failure
-        fits = [probe for probe in probes.values() if probe.fits]
-        if result.status is Status.TIME_LIMIT:  # every launch confirms, asked or not
-            size = max(size, *(probe.batch_size for probe in fits))
+        result = concluded(result, self.judged(result.probes))
+        failure, size = result.next_failure, result.batch_size
         warnings = result.warnings
         if failure is not None and failure.reason.startswith(HOST) and size:
             warnings = (*warnings, f"at batch size {failure.batch_size} {ADVICE}")
         if failure and failure.outcome is Outcome.FAILED and self._most_examples is None and size:
             warnings = (*warnings, SOME_SIZES)
-        return replace(
-            result,
-            warnings=warnings,
-            batch_size=size,
-            seconds=max(result.seconds, sum(probe.seconds for probe in launched)),
-            probes=tuple(launched),
-            memory_model=fit((probe.batch_size, probe.phase_peak_bytes) for probe in fits),
-            confirmed_steps=probes[size].steps if size in probes else 0,
-            is_divided=Honored.DIVIDED.value in self._warnings,
-            cost_full_size_steps=round(sum(p.samples for p in launched) / max(1, size), 2),
-        )
+        is_divided = Honored.DIVIDED.value in self._warnings
+        return replace(result, warnings=warnings, is_divided=is_divided)
 
     def _start(self, size: int) -> None:
         """Learn from a first launch which device and how many processes train, and the budget."""
-        verdict, record = self._launch(size)
-        if verdict.is_too_small:
-            self._verdicts[size] = verdict
-            verdict, record = self._launch(size := self._bounds.after(size))
+        size, verdict, record = self._launch_first(size)
         facts = next((t.facts for t in record.trainers.values()), record.out_of_memory or {})
         trains_on = str(facts.get("device", self.device))
         kind = trains_on.partition(":")[0]
@@ -204,6 +188,22 @@ class LaunchProber:
             self.capacity_bytes = least["capacity_bytes"]
             self.used_by_others_bytes = least["used_by_others_bytes"]
         self._note(size, verdict, record)
+
+    def _launch_first(self, size: int) -> tuple[int, Verdict, Record]:
+        """Launch the smallest size, or a larger one if the script needs more examples."""
+        verdict, record = self._launch(size)
+        larger = self._bounds.after(max(size, verdict.least - 1))
+        if not verdict.least or larger > self._bounds.last:
+            return size, verdict, record
+        instead, record_instead = self._launch(larger)
+        if verdict.is_error:
+            if not instead.probe.fits:
+                return size, verdict, record
+            found = SizesThatRun(larger, (size,), verdict.probe.note)
+            self._warnings["too small"] = found.note
+            verdict = replace(verdict, too_small=found.error())
+        self._verdicts[size] = verdict
+        return larger, instead, record_instead
 
     def _try(self, size: int) -> None:
         verdict, record = self._launch(size)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from batchfinder.errors import UserCodeError
+from batchfinder.errors import BatchTooSmallError, UserCodeError
 from batchfinder.launching.host_memory import HOST, shortage_in
 from batchfinder.launching.record import Record, Trainer
 from batchfinder.probing.devices.oom import classify_text
 from batchfinder.probing.devices.oom_table import Tier
-from batchfinder.probing.too_small import NEEDS_MORE_THAN_ONE
+from batchfinder.probing.too_small import NEEDS_MORE_THAN_ONE, too_small
 from batchfinder.results.memory_model import Phase
-from batchfinder.results.probe import FORESEEN_NOTE, VARIED_NOTE, Outcome, Probe
+from batchfinder.results.probe import VARIED_NOTE, Outcome, Probe
 
 # What torchrun and torch.multiprocessing print when a rank was killed.
 _KILLED = re.compile(r"exitcode *: -9\b|terminated with signal SIGKILL")
@@ -22,6 +21,10 @@ _SIGKILL = -9
 
 # What says that one example is too few: a layer, and TRL's KTOTrainer.
 _TOO_FEW = (NEEDS_MORE_THAN_ONE, "batch size must be > 1")
+
+# A script that raises in training with one example runs with as many as this, if the number is the
+# reason: the five best of its predictions, or examples beside each other, need more than one.
+SEVERAL = 8
 
 # On the CPU, two sizes that differ by less than this share cannot be distinguished: the peaks of a
 # Transformer and of an MLP were 1 % and 5 % off the line through other launches. So if one of them
@@ -49,14 +52,16 @@ class Verdict:
         probe: the launch as a probe.
         is_certain: False if the launch has to be repeated before it is believed.
         ended_by_itself: True if the script ended before it had run all steps.
-        is_too_small: True if a layer or the script needs more than one example.
+        too_small: the error if a layer or the script needs more examples; else None.
+        raised_in_training: True if the script raised once it had made its optimizer.
         last_words: the last output of a failed script.
     """
 
     probe: Probe
     is_certain: bool = True
     ended_by_itself: bool = False
-    is_too_small: bool = False
+    too_small: BatchTooSmallError | None = None
+    raised_in_training: bool = False
     last_words: str = ""
 
     def within(self, budget_bytes: int) -> Verdict:
@@ -67,13 +72,21 @@ class Verdict:
 
     @property
     def is_error(self) -> bool:
-        """True if the script failed for another reason than memory, or one example too few."""
-        return self.probe.outcome is Outcome.FAILED and not self.is_too_small
+        """True if the script failed for another reason than memory, or too few examples."""
+        return self.probe.outcome is Outcome.FAILED and self.too_small is None
 
     @property
     def failed_at_once(self) -> bool:
         """True if the script failed so before it had ended a step."""
         return self.is_error and self.probe.steps <= 1
+
+    @property
+    def least(self) -> int:
+        """The size to try instead if this one may have too few examples; 0 if it does not."""
+        if self.too_small:
+            return self.probe.batch_size + 1
+        may_be_too_small = self.is_error and self.raised_in_training
+        return SEVERAL if may_be_too_small and not _sizes_named(self.last_words) else 0
 
     def error(self, *, trained_before: bool = False) -> UserCodeError:
         """Return the error for a failure that is not about memory."""
@@ -130,7 +143,12 @@ def judge(
     ended = _ending(exit_status)
     probe = _probe(record, Outcome.FAILED, f"{ended}: {note}" if note else ended)
     is_too_small = any(each in told for each in _TOO_FEW)
-    return Verdict(probe, is_too_small=is_too_small, last_words=last_words)
+    return Verdict(
+        probe,
+        too_small=too_small(record.batch_size) if is_too_small else None,
+        raised_in_training=record.raised is not None and record.raised["has_optimizer"],
+        last_words=last_words,
+    )
 
 
 def _ending(exit_status: int | None) -> str:
@@ -197,30 +215,6 @@ def _peak(trainer: Trainer) -> int:
     return max(trainer.peaks)
 
 
-def overruled(launched: Sequence[Probe], probes: Iterable[Probe]) -> list[Probe]:
-    """Return launches with the verdicts of a search, which refuses requests that do not last.
-
-    Last come the sizes that a replay alone refused.
-
-    Args:
-        launched: the launches.
-        probes: the probes of the search.
-
-    Example:
-        >>> fits = Probe(8, Outcome.FITS, steps=3, seconds=9.0)
-        >>> overruled([fits], [Probe(8, Outcome.OOM, 1, 9.0, note="does not last")])[0].note
-        'does not last'
-    """
-    refused = {probe.batch_size: probe for probe in probes if not probe.fits}
-    rows = []
-    for each in launched:
-        judgement = refused.pop(each.batch_size, None)
-        if judgement and each.fits:
-            each = replace(each, outcome=judgement.outcome, note=judgement.note)
-        rows.append(each)
-    return [*rows, *(probe for probe in refused.values() if probe.note == FORESEEN_NOTE)]
-
-
 def refute_close(verdicts: dict[int, Verdict], failed: Probe) -> Probe:
     """Return a failure under the smallest size that is too close to be told from it.
 
@@ -238,14 +232,21 @@ def refute_close(verdicts: dict[int, Verdict], failed: Probe) -> Probe:
     return verdicts[min(close)].probe
 
 
-def _advice_on(said: str) -> str:
-    """Return what to try after a script failed with these last words."""
+def _sizes_named(said: str) -> str:
+    """Return the option for sizes that a script asks for with these last words; "" if for none."""
     if found := _DIVISOR.search(said):
         return f"--multiple-of {found[1]}, for sizes that it can divide"
     if "divisible" in said or _NO_EXAMPLE in said:
         return "--multiple-of with the number of ranks, for sizes that they can share"
     if "be even" in said:  # timm's Mixup
         return "--multiple-of 2, for an even number of examples"
+    return ""
+
+
+def _advice_on(said: str) -> str:
+    """Return what to try after a script failed with these last words."""
+    if named := _sizes_named(said):
+        return named
     if "unrecognized arguments" in said or "No such option" in said:  # argparse's and click's
         return "the command by itself. Options of batchfinder belong before the command"
     if "batch" in last_line(said).lower():  # "effective batch size should be at least 16"

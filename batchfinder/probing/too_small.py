@@ -41,18 +41,39 @@ class SizesThatRun:
 
     Attributes:
         least: the smallest.
-        multiple_of: all are multiples of it.
-        why: the sizes that failed, and the one that did not.
+        failed: the sizes that failed.
+        problem: the error that they failed with.
+        multiple_of: all sizes are multiples of it.
+
+    Example:
+        >>> SizesThatRun(8, (1,), "IndexError").note
+        'a batch of 1 fails (IndexError), one of 8 does not: only sizes from 8 on were tried'
     """
 
     least: int
-    multiple_of: int
-    why: str
+    failed: tuple[int, ...]
+    problem: str
+    multiple_of: int = 1
 
     def __str__(self) -> str:
         if self.multiple_of > 1:
             return f"multiples of {self.multiple_of}"
         return f"sizes from {self.least} on"
+
+    @property
+    def note(self) -> str:
+        """What to tell about a search for them."""
+        return f"{self._why}: only {self} were tried"
+
+    def error(self) -> BatchTooSmallError:
+        """Return the error for a size that is none of them."""
+        return BatchTooSmallError(f"{self._why}. Try {self}", self.least, self.multiple_of)
+
+    @property
+    def _why(self) -> str:
+        failed = " and ".join(map(str, self.failed))
+        fail = f"batches of {failed} fail" if len(self.failed) > 1 else f"a batch of {failed} fails"
+        return f"{fail} ({self.problem}), one of {self.least} does not"
 
 
 def sizes_that_run(
@@ -84,9 +105,5 @@ def sizes_that_run(
     if size > 1 and not is_grouped:
         return None
     failed = sorted({size, uneven}) if is_grouped else [size]
-    fail = f"a batch of {size} fails"
-    if len(failed) > 1:
-        fail = f"batches of {failed[0]} and {failed[1]} fail"
     problem = problem.partition(" (raised while ")[0]
-    why = f"{fail} ({problem}), one of {least} does not"
-    return SizesThatRun(least, least if is_grouped else 1, why)
+    return SizesThatRun(least, tuple(failed), problem, least if is_grouped else 1)

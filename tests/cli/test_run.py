@@ -164,6 +164,22 @@ def test_batch_norm_starts_from_two() -> None:
     assert [probe["batch_size"] for probe in answer["probes"]] == [2]
 
 
+def test_a_script_that_fails_with_one_example_starts_from_several() -> None:
+    options = ("--json", "--max-batch-size", "8")
+    answer = answer_of(run_script("--manner", "ranks", options=options))
+    assert [probe["batch_size"] for probe in answer["probes"]] == [8]
+    warning = next(each for each in answer["warnings"] if each.startswith("a batch of 1 fails"))
+    assert "k out of range" in warning
+    assert warning.endswith(", one of 8 does not: only sizes from 8 on were tried")
+
+
+@pytest.mark.slow
+def test_a_script_that_fails_with_several_examples_too_is_broken() -> None:
+    result = run_script("--manner", "ranks", "--limit", "8", options=("--max-batch-size", "8"))
+    assert result.exit_code == 1
+    assert "failed at batch size 1, not for lack of memory" in result.stderr
+
+
 def test_a_script_may_accumulate_by_itself() -> None:
     options = ("--json", "--global-batch-size", "6", "--min-batch-size", "6")
     answer = answer_of(run_script(options=options))

@@ -30,7 +30,7 @@ from batchfinder.units import GIB
 def test_a_script_may_say_that_one_example_is_too_few(said: str, is_too_small: bool) -> None:
     record = Record(1, steps=3, headroom=0.05, cpu_budget_bytes=None)
     verdict = judge(record, 1, said, hung="")
-    assert (verdict.is_too_small, verdict.probe.outcome) == (is_too_small, Outcome.FAILED)
+    assert (verdict.too_small is not None, verdict.probe.outcome) == (is_too_small, Outcome.FAILED)
 
 
 def test_on_the_cpu_a_size_just_below_a_failure_counts_as_failed() -> None:

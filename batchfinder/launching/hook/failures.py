@@ -29,9 +29,10 @@ class Failures:
     Attributes:
         is_in_step: True from the start of a backward pass to the next forward pass. Neither a
             backward pass nor an optimizer has gradients enabled.
+        has_optimizer: True once the script has made an optimizer.
     """
 
-    is_in_step = False
+    is_in_step = has_optimizer = False
 
     def __init__(self, torch: ModuleType, order: dict[str, Any], report: Any, memory: Any) -> None:
         self._torch: Any = torch
@@ -90,7 +91,8 @@ class Failures:
                 lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()
                 only = "".join(traceback.format_exception_only(error)).splitlines()
                 said = next(line for line in only if line[:1].strip())  # after a line of code
-                self._report("raised", error=said, traceback="\n".join(lines[-_LAST_LINES:]))
+                last = "\n".join(lines[-_LAST_LINES:])
+                self._report("raised", error=said, traceback=last, has_optimizer=self.has_optimizer)
             before(kind, error, trace)
 
         return hook

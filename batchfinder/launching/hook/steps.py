@@ -149,6 +149,7 @@ class Steps:
 
     def _create(self, optimizer: Any, *arguments: Any, **keywords: Any) -> None:
         self._created.add(optimizer)
+        self._failures.has_optimizer = True
         self._memory.train_on(_device(optimizer))
 
     def _watched_backward(self, backward: Callable[..., None]) -> Callable[..., None]:

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from batchfinder.errors import BatchTooSmallError, WorkerError, is_of_the_user, reason_of
+from batchfinder.errors import WorkerError, is_of_the_user, reason_of
 from batchfinder.probing.attempt import Attempt
 from batchfinder.probing.notes import Notes
 from batchfinder.probing.options import ProbeOptions
@@ -71,8 +71,8 @@ class Supervisor(AtPlace):
         )
         if found is None:
             raise problem
-        self.notes.add(f"{found.why}: only {found} were tried")
-        raise BatchTooSmallError(f"{found.why}. Try {found}", found.least, found.multiple_of)
+        self.notes.add(found.note)
+        raise found.error()
 
     def estimate(self) -> tuple[int | None, list[str]]:
         """Return the estimate that was ordered, or None without one in time; and texts."""
