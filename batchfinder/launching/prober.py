@@ -259,7 +259,7 @@ class LaunchProber:
         if probe.fits:
             self._warnings.pop("validation", None)
             self._warnings |= record.remarks(self.budget_bytes)
-            seen = self._sizes.note(size, record.shapes, self.processes)
+            seen = self._sizes.note(size, record.shapes, self.processes, record.elements)
             self._believe(size, seen, self._sizes.examples)
             if seen is Honored.CAPPED:  # it shows what the size that it really had needs
                 size = self._sizes.examples

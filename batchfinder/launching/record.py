@@ -105,6 +105,7 @@ class Record:
     Attributes:
         trainers: the processes that train, by their process id.
         shapes: the shapes of their models' inputs.
+        elements: the most elements that the inputs of a step had.
         most_examples: the largest batch size for which the data set has enough examples, if a
             loader had too few; else None.
         saved: files that the script saved before its last step.
@@ -135,6 +136,7 @@ class Record:
         self.trainers: dict[int, Trainer] = {}
         self._recordings: dict[int, Recording] = {}
         self.shapes: set[tuple[int, ...]] = set()
+        self.elements = 0
         self.most_examples: int | None = None
         self.saved: list[str] = []
         self.is_alive = False
@@ -236,6 +238,7 @@ class Record:
         if self.start_seconds is None:
             self.start_seconds = self.heard - self.started
         self.shapes |= {tuple(shape) for shape in report["shapes"]}
+        self.elements = max(self.elements, report["elements"])
         trainer = self.trainers.get(report["pid"])
         if trainer is None:
             budget = report.get("budget_bytes") or self._cpu_budget_bytes or report["reserved"]

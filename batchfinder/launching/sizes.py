@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from batchfinder.units import count
 
-# In a batch packed into one row, the elements grow at least this share as fast as the batch size.
+# Where no dimension is the batch size, as where examples are packed into one row, or go through the
+# model in chunks, all inputs of a step together grow at least this share as fast as the batch size.
 GROWS = 0.7
 
 
@@ -45,6 +46,7 @@ class SizesSeen:
 
     Attributes:
         examples: examples in a step of the latest launch: the first dimension of its largest input.
+            If that launch was capped, it may be fewer, as there may be several rows for each.
 
     Example:
         >>> seen = SizesSeen()
@@ -54,25 +56,33 @@ class SizesSeen:
 
     def __init__(self) -> None:
         self._inputs: dict[int, frozenset[tuple[int, ...]]] = {}
+        self._elements: dict[int, int] = {}
         self._firsts: dict[int, int] = {}
         self.examples = 0
 
-    def note(self, batch_size: int, shapes: Iterable[Sequence[int]], ranks: int = 1) -> Honored:
+    def note(
+        self,
+        batch_size: int,
+        shapes: Iterable[Sequence[int]],
+        ranks: int = 1,
+        elements: int | None = None,
+    ) -> Honored:
         """Compare the inputs at a batch size with those seen before.
 
         Args:
             batch_size: the batch size that the script was given.
             shapes: the shapes of its models' inputs.
             ranks: the number of processes that train together.
+            elements: the elements of all inputs of a step; those of the shapes if None.
         """
         inputs = frozenset(tuple(shape) for shape in shapes if shape)
         if not inputs:
             return Honored.UNKNOWN
         before = {size: seen for size, seen in self._inputs.items() if size != batch_size}
         self._inputs[batch_size] = inputs
+        elements = self._elements[batch_size] = elements or sum(map(math.prod, inputs)) or 1
         largest = max(inputs, key=lambda shape: (math.prod(shape), shape))
         first = self.examples = self._firsts[batch_size] = largest[0]
-        dimensions = {length for shape in inputs for length in shape}
         if first == batch_size or self._is_rounded(batch_size):
             return Honored.YES
         # If the first dimension was the size in another launch, no other dimension counts.
@@ -81,24 +91,44 @@ class SizesSeen:
             return Honored.CAPPED if min(firsts) < batch_size else Honored.UNKNOWN
         if self._is_rounded(batch_size, ranks):
             return Honored.DIVIDED
-        same = [size for size, seen in before.items() if seen == inputs]
+        same = {size for size in before if self._is_same(size, batch_size)}
+        if not same and ranks > 1 and first * ranks == batch_size:
+            return Honored.DIVIDED
+        return self._by_growth(batch_size, before, same)
+
+    def _is_same(self, size: int, other: int) -> bool:
+        has_same = self._elements[size] == self._elements[other]
+        return has_same and self._inputs[size] == self._inputs[other]
+
+    def _by_growth(self, batch_size: int, before: Iterable[int], same: set[int]) -> Honored:
+        """Return how a script whose examples cannot be counted used the size.
+
+        Args:
+            batch_size: the batch size.
+            before: the sizes of other launches.
+            same: those that had the same inputs.
+        """
+        first, elements = self._firsts[batch_size], self._elements[batch_size]
+        dimensions = {length for shape in self._inputs[batch_size] for length in shape}
         # A data set has more than one example. The size may count tokens, and be less than a text.
-        may_be_capped = first > 1
+        is_capped = first > 1
+        smaller = max((size for size in before if size < batch_size), default=0)
         if same:
             # Most inputs have a dimension of one, so it says nothing.
-            is_capped = may_be_capped and any(size in ({first} | dimensions - {1}) for size in same)
-            return Honored.CAPPED if is_capped and min(same) < batch_size else Honored.IGNORED
-        if ranks > 1 and first * ranks == batch_size:
-            return Honored.DIVIDED
-        smaller = max((size for size in before if size < batch_size), default=None)
-        if batch_size in dimensions:
+            shows_a_size = bool(same & ({first} | dimensions - {1}))
+            is_capped &= min(same) < batch_size and (shows_a_size or same != {*before})
+        elif batch_size in dimensions:
             return Honored.YES
-        if smaller is None:
+        elif not smaller:
             return Honored.UNKNOWN
-        growth = _elements(inputs) / max(1, _elements(self._inputs[smaller]))
-        if growth >= GROWS * batch_size / smaller:
+        elif elements / self._elements[smaller] >= GROWS * batch_size / smaller:
             return Honored.YES
-        return Honored.CAPPED if may_be_capped else Honored.IGNORED
+        if not is_capped:
+            return Honored.IGNORED
+        # There may be several rows for each example.
+        like_the_least = min(before) * elements // self._elements[min(before)]
+        self.examples = min(first, max(1, like_the_least), batch_size - 1)
+        return Honored.CAPPED
 
     def _is_rounded(self, batch_size: int, ranks: int = 1) -> bool:
         """Return True if the examples of all ranks are the size, rounded down to a multiple.
@@ -115,7 +145,8 @@ class SizesSeen:
 
     def again(self, batch_size: int, ranks: int = 1) -> Honored:
         """Compare the inputs at a batch size that was noted with those of all other launches."""
-        return self.note(batch_size, self._inputs.get(batch_size, ()), ranks)
+        inputs = self._inputs.get(batch_size, ())
+        return self.note(batch_size, inputs, ranks, self._elements.get(batch_size))
 
 
 def remark_on(
@@ -163,7 +194,3 @@ def lengths_in(shapes: Iterable[Sequence[int]]) -> set[tuple[int, ...]]:
         True
     """
     return {tuple(shape[1:]) for shape in shapes}
-
-
-def _elements(inputs: Iterable[Sequence[int]]) -> int:
-    return max(math.prod(shape) for shape in inputs)

@@ -72,7 +72,14 @@ def test_a_process_reports_its_requests_only_when_it_waits() -> None:
 def step(shape: list[int], held: int = 2**20) -> dict[str, Any]:
     """The report of a step, whose model had an input of a shape."""
     memory = {"budget_bytes": 2**30, "reserved": held, "allocated": held, "phases": {}}
-    facts = {"device": "cuda:0", "processes": 1, "rank": 0, "retries": 0, "seconds": 0.1}
+    facts = {
+        "device": "cuda:0",
+        "processes": 1,
+        "rank": 0,
+        "retries": 0,
+        "seconds": 0.1,
+        "elements": 8,
+    }
     return {"event": "step", "pid": 7, "shapes": [shape], **memory, **facts}
 
 

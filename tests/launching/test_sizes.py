@@ -24,6 +24,8 @@ from batchfinder.launching.sizes import Honored, SizesSeen, lengths_in, remark_o
         ([(15, [[8, 64]]), (99, [[96, 64]])], Honored.YES),
         ([(15, [[15, 64]]), (99, [[98, 64]])], Honored.CAPPED),
         ([(16, [[16, 64]]), (99, [[98, 64]]), (200, [[98, 64]])], Honored.CAPPED),
+        ([(1, [[64, 90], [192, 90]]), (39, [[2496, 90], [7488, 90]])], Honored.YES),
+        ([(1, [[2, 64]]), (50, [[100, 64]]), (80, [[100, 64]])], Honored.CAPPED),
         ([(64, [[32, 10]])], Honored.UNKNOWN),
         ([(64, [])], Honored.UNKNOWN),
     ],
@@ -33,6 +35,21 @@ def test_the_inputs_show_what_became_of_the_size(
 ) -> None:
     seen = SizesSeen()
     assert [seen.note(size, shapes) for size, shapes in launches][-1] is last
+
+
+def test_inputs_in_chunks_of_one_size_grow_in_number() -> None:
+    seen = SizesSeen()
+    assert seen.note(1024, [[65536, 90]], elements=4 * 65536 * 90) is Honored.UNKNOWN
+    assert seen.note(4096, [[65536, 90]], elements=16 * 65536 * 90) is Honored.YES
+    assert seen.note(8192, [[65536, 90]], elements=16 * 65536 * 90) is Honored.CAPPED
+
+
+def test_two_views_of_each_example_are_not_two_examples() -> None:
+    seen = SizesSeen()
+    assert seen.note(1, [[2, 64]]) is Honored.UNKNOWN
+    assert seen.note(64, [[100, 64]]) is Honored.YES
+    assert seen.note(99, [[100, 64]]) is Honored.CAPPED
+    assert seen.examples == 50
 
 
 def test_a_size_may_be_that_of_all_ranks_also_if_it_is_no_multiple_of_them() -> None:

@@ -50,7 +50,7 @@ def test_on_the_cpu_a_size_just_below_a_failure_counts_as_failed() -> None:
 def test_the_peak_of_a_launch_includes_its_validation() -> None:
     record = Record(1, steps=3, headroom=0.05, cpu_budget_bytes=GIB)
     facts = {"device": "cpu", "rank": 0, "processes": 1, "seconds": 1.0, "retries": 0}
-    step = {"shapes": [[1, 8]], "phases": {"forward_backward": 100}, **facts}
+    step = {"shapes": [[1, 8]], "elements": 8, "phases": {"forward_backward": 100}, **facts}
     for _ in range(8):
         record.add({"event": "step", "pid": 1, "allocated": 100, "reserved": 200, **step})
     record.epoch_end.has_begun = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import math
 import os
 import sys
 import threading
@@ -65,6 +66,7 @@ class Steps:
         self._accumulates = False  # in its last step
         self._is_read = False  # its last backward pass ended a reading
         self._shapes: list[list[int]] = []
+        self._elements = 0
         self._phases = {"forward": 0, "forward_backward": 0, "optimizer_step": 0}
         self._allocated = self._reserved = self._retries = 0
         self._began = time.monotonic()
@@ -124,8 +126,10 @@ class Steps:
             if is_validation and _has_parameters(module, trained=True):
                 self._epoch_end.validate(has_trained=self._steps > 0)
             return
-        if len(self._shapes) < MOST_SHAPES and _has_parameters(module, trained=trains):
-            self._shapes += _shapes(self._torch, [arguments, keywords])[:MOST_SHAPES]
+        if _has_parameters(module, trained=trains):
+            shapes = _shapes(self._torch, [arguments, keywords])
+            self._elements += sum(map(math.prod, shapes))
+            self._shapes += shapes[: max(0, MOST_SHAPES - len(self._shapes))]
         if self._counts_passes and error is None and _has_parameters(module):
             self._memory.train_on(next(module.parameters()).device)
             self._note("forward")
@@ -220,6 +224,7 @@ class Steps:
             seconds=seconds,
             steps=self._steps,
             shapes=self._shapes,
+            elements=self._elements,
             phases={phase: peak for phase, peak in self._phases.items() if peak},
             allocated=self._allocated,
             reserved=self._reserved,
@@ -227,7 +232,7 @@ class Steps:
         )
         self._retries = retries
         self._shapes, self._phases = [], dict.fromkeys(self._phases, 0)
-        self._allocated = self._reserved = 0
+        self._allocated = self._reserved = self._elements = 0
         self._wait()
         self._began = time.monotonic()
 
