@@ -43,6 +43,7 @@ def main() -> None:
     size = {"ignores": 3, "caps": min(size, LIMIT), "shares": size // 2}.get(manner, size)
     is_large = size > options.limit
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8) if manner == "norm" else nn.ReLU())
+    model(torch.randn(LIMIT, 8))  # as scripts do that ask a model for its shapes, before they train
     optimizer = None if manner == "by_hand" else torch.optim.Adam(model.parameters())
     if manner == "hangs":
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

@@ -154,6 +154,8 @@ class Steps:
     def _create(self, optimizer: Any, *arguments: Any, **keywords: Any) -> None:
         self._created.add(optimizer)
         self._failures.has_optimizer = True
+        if not self._readings:  # models may have run before, to learn their strides, or be counted
+            self._shapes, self._elements = [], 0
         self._memory.train_on(_device(optimizer))
 
     def _watched_backward(self, backward: Callable[..., None]) -> Callable[..., None]:
