@@ -141,6 +141,12 @@ def test_updates_by_hand_count_as_steps() -> None:
     assert answer_of(run_script("--manner", "by_hand", options=options))["batch_size"] == 16
 
 
+def test_examples_in_an_object_are_seen() -> None:
+    options = ("--json", "--min-batch-size", "16", "--max-batch-size", "17")
+    answer = answer_of(run_script("--manner", "pads", options=options))
+    assert (answer["batch_size"], answer["warnings"]) == (17, [])
+
+
 def test_forward_passes_count_in_mode_eval() -> None:
     options = ("--json", "--mode", "eval", "--min-batch-size", "16")
     answer = answer_of(run_script("--manner", "evaluates", options=options))

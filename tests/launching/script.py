@@ -35,6 +35,24 @@ class Greedy(nn.Module):
         return x + torch.empty(2**44)
 
 
+class Padded:
+    """Examples with a mask, as DETR's ``NestedTensor``."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x, self.mask = x, torch.ones(len(x))
+
+
+class Layers(nn.Sequential):
+    """Layers for examples, with or without a mask."""
+
+    def forward(self, examples: Tensor | Padded) -> Tensor:
+        """Run the layers."""
+        x = examples.x if isinstance(examples, Padded) else examples
+        for layer in self:
+            x = layer(x)
+        return x
+
+
 def main() -> None:
     """Train."""
     options = _options()
@@ -42,7 +60,7 @@ def main() -> None:
     refuse(manner, size)
     size = {"ignores": 3, "caps": min(size, LIMIT), "shares": size // 2}.get(manner, size)
     is_large = size > options.limit
-    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8) if manner == "norm" else nn.ReLU())
+    model = Layers(nn.Linear(8, 8), nn.BatchNorm1d(8) if manner == "norm" else nn.ReLU())
     model(torch.randn(LIMIT, 8))  # as scripts do that ask a model for its shapes, before they train
     optimizer = None if manner == "by_hand" else torch.optim.Adam(model.parameters())
     if manner == "hangs":
@@ -64,7 +82,7 @@ def main() -> None:
                     Greedy()(torch.ones(1))
             except RuntimeError:
                 continue
-            losses = model(torch.randn(size, 8)).square().mean(dim=1)
+            losses = model(batch_of(manner, size)).square().mean(dim=1)
             losses.topk(options.limit + 1 if manner == "ranks" else 1)
             losses.mean().backward()
         if is_large:
@@ -73,6 +91,12 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
     Path("end.txt").write_text("the script came to its end")
+
+
+def batch_of(manner: str, size: int) -> Tensor | Padded:
+    """Return the examples of a step."""
+    x = torch.randn(size, 8)
+    return Padded(x) if manner == "pads" else x
 
 
 def refuse(manner: str, size: int) -> None:

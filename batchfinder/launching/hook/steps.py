@@ -22,6 +22,9 @@ MOST_WAITING = 5
 # The most input shapes in one report: a step may call a model many times.
 MOST_SHAPES = 20
 
+# The most containers and objects within each other that are looked into: an object may hold itself.
+MOST_DEPTH = 6
+
 
 class Steps:
     """Count the steps of this process, report each, and wait after the last allowed one.
@@ -280,12 +283,14 @@ def _follow(owner: Any, name: str, then: Callable[..., None]) -> None:
     setattr(owner, name, followed)
 
 
-def _shapes(torch: Any, tree: Any) -> list[list[int]]:
-    """Return the shapes of all tensors in a structure of containers."""
+def _shapes(torch: Any, tree: Any, depth: int = MOST_DEPTH) -> list[list[int]]:
+    """Return the shapes of all tensors in a structure of containers, and of objects with a few."""
     if isinstance(tree, torch.Tensor):
         return [list(tree.shape)]
     if isinstance(tree, dict):
         tree = list(tree.values())
-    if isinstance(tree, (list, tuple)):
-        return [shape for part in tree for shape in _shapes(torch, part)]
-    return []
+    elif not isinstance(tree, (list, tuple, torch.nn.Module)):
+        tree = list(getattr(tree, "__dict__", {}).values())  # as DETR's NestedTensor, or a graph
+    if isinstance(tree, torch.nn.Module) or not depth:
+        return []
+    return [shape for part in tree for shape in _shapes(torch, part, depth - 1)]
