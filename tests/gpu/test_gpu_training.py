@@ -1,13 +1,16 @@
-"""Ways of training: mixed precision, accumulation, torch.compile, a model of Transformers."""
+"""Ways of training: mixed precision, accumulation, shuffled data, torch.compile, Transformers."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from gpu.models import DEVICE, LIMIT, needs_cuda, wide_model, wide_sample
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
 
 from batchfinder import Outcome, Status, find_max_batch
 
@@ -86,3 +89,16 @@ def test_the_states_of_8_bit_optimizers_are_counted_unless_they_are_paged() -> N
     peaks = [peak_bytes(maker) for maker in makers]
     plain, packed = (peaks[0] - peaks[2]) / 2**27, (peaks[1] - peaks[2]) / 2**27
     assert (round(plain, 1), round(packed, 1)) == (2.0, 0.5)  # of the bytes of the weights
+
+
+def test_a_shuffled_loader_leaves_the_random_numbers_of_the_device() -> None:
+    texts: Any = [torch.ones(length, 256) for length in range(1, 9)]
+    padded = partial(pad_sequence, batch_first=True)
+    loader = DataLoader(texts, batch_size=2, shuffle=True, collate_fn=padded)
+    torch.cuda.manual_seed(7)
+
+    find_max_batch(
+        nn.Linear(256, 256), loader, loss_fn=lambda output, _: output.sum(), max_batch_size=2
+    )
+
+    assert torch.cuda.initial_seed() == 7

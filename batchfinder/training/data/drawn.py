@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -236,9 +235,8 @@ def drawn_places(sampler: Any) -> list[int]:
     sampler = copy.copy(sampler)
     if isinstance(getattr(sampler, "generator", None), torch.Generator):
         sampler.generator = torch.Generator().manual_seed(SEED)
-    torch.manual_seed(SEED)
-    random.seed(SEED)
-    return list(itertools.islice(sampler, DRAWN_BATCHES * MOST_EXAMPLES))
+    with seeded(SEED):
+        return list(itertools.islice(sampler, DRAWN_BATCHES * MOST_EXAMPLES))
 
 
 def _as_when_repeated(batch: Any, make: Collated, batch_size: int) -> bool:
