@@ -199,6 +199,27 @@ def test_the_failure_just_above_varying_lengths_is_foreseen() -> None:
     assert end * 1.02 < foreseen[-1] <= end * 1.03  # farther above, a size has to run
 
 
+def test_no_failure_is_foreseen_far_from_the_limit() -> None:
+    """The last piece of each loss is scaled beyond the others, and fits no block of theirs."""
+
+    def at(size: int) -> Recording:
+        steps, count = list[list[int]](), 0
+        for percent in (100, 55, 72, 61, 83, 47, 91):
+            logits = 100 * size * percent // 100
+            pieces = [300] * (logits // 300) + [logits % 300] * (logits % 300 > 0)
+            steps.append([percent * size * MIB // 100])
+            for i, piece in enumerate(pieces):
+                both = [~(count + 1 + 2 * i), ~(count + 2 + 2 * i)]
+                steps[-1] += [piece * MIB, piece * MIB // 2, *both]
+            steps[-1].append(~count)
+            count += 1 + 2 * len(pieces)
+        return Recording([], steps, batches_vary=True)
+
+    longer = LongerRecordings({26: at(26), 53: at(53)}, 1000 * MIB, AllocatorSettings())
+    assert lasts(at(54), 1000 * MIB, AllocatorSettings())
+    assert not longer.foresee(54)
+
+
 def test_nothing_is_guessed_of_varying_lengths_without_a_recording() -> None:
     longer = LongerRecordings({}, 5000 * MIB, AllocatorSettings())
     assert longer.guess() is None

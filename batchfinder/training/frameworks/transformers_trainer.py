@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import sys
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
@@ -220,6 +221,13 @@ def remarks_on(trainer: Trainer) -> list[str]:
         remarks.append(
             "the search does not empty the cache as torch_empty_cache_steps does. If lengths vary, "
             "that fragments the memory, and training may run out of it at the answer. Try without"
+        )
+    # Since transformers 5, train() applies them. Before, the constructor did.
+    applies_late = "transformers.integrations.liger" in sys.modules
+    if applies_late and getattr(trainer.args, "use_liger_kernel", False):
+        remarks.append(
+            "train() gives Liger's kernels to the model, and the search trains without them: more "
+            f"may fit. {_RUN_INSTEAD}"
         )
     return remarks
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -303,6 +304,15 @@ def test_the_user_is_told_what_the_step_does_not_show() -> None:
     _, warnings = opened(Trainer(torch_empty_cache_steps=4))
     assert "training may run out of it at the answer. Try without" in warnings[0]
     assert opened(Trainer(torch_empty_cache_steps=None))[1] == []
+
+
+def test_kernels_that_only_the_training_gives_to_the_model_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "transformers.integrations.liger", raising=False)
+    assert opened(Trainer(use_liger_kernel=True))[1] == []  # the constructor gave them
+    monkeypatch.setitem(sys.modules, "transformers.integrations.liger", ModuleType("liger"))
+    assert "more may fit. Try batchfinder run" in opened(Trainer(use_liger_kernel=True))[1][0]
 
 
 def test_compiling_is_missed_only_where_the_steps_do_not_compile(
