@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -153,7 +153,11 @@ class Launch:
         """End every process of the command and remove its folder. Safe to call twice."""
         assert self._guardian.stdin is not None
         self._guardian.stdin.close()
-        self._guardian.wait()
+        if self._guardian.returncode is None:
+            # Not wait(): SIGTERM in poll() may have left locked what it would wait for.
+            with suppress(ChildProcessError):
+                os.waitpid(self._guardian.pid, 0)
+            self._guardian.returncode = 0  # the command's own status is in the file
         self._reader.join(timeout=1)
         try:
             status, _, self.start_error = self._exit_file.read_text().partition(" ")

@@ -46,6 +46,14 @@ def test_a_user_without_a_name_may_launch(monkeypatch: pytest.MonkeyPatch) -> No
     assert launch.exit_status == 0
 
 
+@pytest.mark.timeout(60)
+def test_a_launch_ends_although_a_signal_came_while_its_process_was_polled() -> None:
+    launch = Launch(Template(["sleep", "100", "{batch_size}"]), 8, {}, steps=3)
+    # The signal's handler raised between the two lines of Popen.poll() that lock and unlock.
+    vars(vars(launch)["_guardian"])["_waitpid_lock"].acquire()
+    launch.close()
+
+
 def test_a_script_that_kills_what_supervises_it_is_not_taken_to_fit() -> None:
     kill = "import os; os.kill(os.getppid(), 9)"
     template = Template(["python", "-c", kill, "{batch_size}"])
