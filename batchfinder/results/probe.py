@@ -11,7 +11,10 @@ from batchfinder.results.record import Record
 from batchfinder.units import format_bytes, format_seconds
 
 VARIED_NOTE = "it fits, but leaves too little room for other orders of batches that differ in shape"
-SHORT_LIVED_NOTE = "its steps fit, but run out of memory when replayed in the allocator for longer"
+SHORT_LIVED_NOTE = (
+    "its steps fit, but run out of memory, or go on to flush the allocator's cache, when replayed "
+    "for longer"
+)
 FORESEEN_NOTE = (
     "the steps just below it, scaled to this size, run out of memory when replayed, so it did not "
     "run itself"

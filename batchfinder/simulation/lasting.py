@@ -26,7 +26,7 @@ from batchfinder.probing.devices.allocator.recorded_step import (
     steps_of,
     steps_vary,
 )
-from batchfinder.probing.steadiness import STEPS_THAT_MAY_FLUSH, with_room
+from batchfinder.probing.steadiness import SETTLING_STEPS, STEPS_THAT_MAY_FLUSH, with_room
 from batchfinder.search.bracket import FAR_FROM_BUDGET
 from batchfinder.search.prober import Recording
 
@@ -57,8 +57,9 @@ def lasts(recording: Recording | None, budget_bytes: int, settings: AllocatorSet
     next. What a fragmented allocator loses depends on such details. Batches of varying length must
     not flush the cache at all, and steps that differ, such as those of a model that skips layers at
     random, only at the beginning: a size whose replays did (282 of wav2vec2-80) ran out of memory
-    in two real loops of three. If the steps of equal batches differ, some of the budget is kept
-    free. An unknown confirmation (None) counts as lasting.
+    in two real loops of three. Equal steps that flush after SETTLING_STEPS go on to do so. If the
+    steps of equal batches differ, some of the budget is kept free. An unknown confirmation (None)
+    counts as lasting.
     """
     return recording is None or failing_variant(recording, budget_bytes, settings) is None
 
@@ -77,7 +78,7 @@ def failing_variant(
     if not recording.steps:
         return None
     limit_bytes = limit_of(recording, budget_bytes)
-    quiet_from = STEPS_THAT_MAY_FLUSH if steps_vary(recording) else math.inf
+    quiet_from = STEPS_THAT_MAY_FLUSH if steps_vary(recording) else SETTLING_STEPS
     if recording.batches_vary:
         quiet_from = 0
     for place, variant in enumerate(going_on(recording, only=only), only or 0):

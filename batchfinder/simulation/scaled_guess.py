@@ -156,7 +156,7 @@ def foresees(
 def _scaled(recordings: Mapping[int, Recording], large: int) -> ScaledRecording | None:
     """Return the confirmation at a size, to be scaled.
 
-    None if none is recorded far below it, or if more examples make more requests, not larger ones.
+    None if none is recorded far below it.
     """
     known = whole(recordings)
     if large and recordings[large].lengths_differ:
@@ -169,8 +169,10 @@ def _scaled(recordings: Mapping[int, Recording], large: int) -> ScaledRecording 
     # Where the last one failed, its first step shows requests that stop growing, or grow faster.
     far = min((size for size, each in recordings.items() if each.steps and size > large), default=0)
     model = known[large] if large in known else going_on(recordings[large])
-    scaled = ScaledRecording.between(small, known[small], large, model, far, recordings.get(far))
-    return None if scaled.repeats_for_examples else scaled
+    least = min(known)  # blocks of the farthest size hardly have the same bytes by chance
+    return ScaledRecording.of_loop(least, known[least], large, model) or ScaledRecording.between(
+        small, known[small], large, model, far, recordings.get(far)
+    )
 
 
 def _models(recordings: Mapping[int, Recording]) -> dict[int, Recording]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence, Set
 from functools import cache
 from itertools import chain, product, repeat
@@ -34,8 +35,6 @@ class ScaledRecording:
         growth: the bytes that each request of each step, and then of each validation, grows by: for
             each example, and for each pair of examples.
         is_matched: True if another size made the same requests, none of which grows with all pairs.
-        repeats_for_examples: True if most requests are made again for each example, as in a loop
-            over the examples. Then a larger batch makes requests that were not recorded.
     """
 
     def __init__(
@@ -45,11 +44,10 @@ class ScaledRecording:
         growth: Sequence[Sequence[tuple[float, float]]],
         *,
         is_matched: bool = True,
-        repeats_for_examples: bool = False,
     ) -> None:
         self._large, self._model, self._growth = size, model, growth
         self._steps = [*model.steps, *model.validations]
-        self.is_matched, self.repeats_for_examples = is_matched, repeats_for_examples
+        self.is_matched = is_matched
 
     @classmethod
     def in_proportion(
@@ -70,6 +68,29 @@ class ScaledRecording:
         growth = [growing(step, fixed) for step in model.steps]
         growth += [growing(step, fixed | always) for step in model.validations]
         return cls(size, model, growth)
+
+    @classmethod
+    def of_loop(
+        cls, small: int, recorded: Recording, large: int, model: Recording
+    ) -> ScaledRecording | None:
+        """Scale the requests of a loop over the examples; None if most are made outside of one.
+
+        More examples make more of these requests, not larger ones. Each grows by its share of the
+        blocks of its size that are alive at once. Other requests grow in proportion.
+        """
+        before, now = (len(requests_of(each.steps[-1])) for each in (recorded, model))
+        if (now - before) / (large - small) * small <= before / 2:
+            return None
+        known, alive = _most_alive(recorded), _most_alive(model)
+
+        def growth(size: int) -> tuple[float, float]:
+            more = alive[size] - known[size]
+            share = more / (large - small) / alive[size] if known[size] else 1 / large
+            return size * share, 0.0
+
+        steps = [*model.steps, *model.validations]
+        grown = [[*map(growth, requests_of(step))] for step in steps]
+        return cls(large, model, grown, is_matched=False)
 
     @classmethod
     def between(
@@ -110,15 +131,8 @@ class ScaledRecording:
 
         grown = [[*map(growth, *step)] for step in zip(asked, pairs, strict=True)]
         has_pairs = any(square for _, square in chain(*grown))
-        before, now = [*map(len, known)], [*map(len, asked)]
-        for_each = (sum(now) - sum(before)) / (large - small)
-        return cls(
-            large,
-            model,
-            grown,
-            is_matched=None not in chain(*pairs) and before == now and not has_pairs,
-            repeats_for_examples=for_each * small > sum(before) / 2,
-        )
+        is_same = None not in chain(*pairs) and [*map(len, known)] == [*map(len, asked)]
+        return cls(large, model, grown, is_matched=is_same and not has_pairs)
 
     def fits(self, batch_size: int, allocator: CachingAllocator, watch: PeakWatch) -> bool:
         """Return True if the allocator serves a confirmation, as a new watch judges it."""
@@ -165,6 +179,18 @@ class ScaledRecording:
             steps.append([e if e < 0 else max(0, round(e + next(added))) for e in step])
         end = len(self._model.steps)
         return self._model._replace(steps=steps[:end], validations=steps[end:])
+
+
+def _most_alive(recording: Recording) -> Counter[int]:
+    """Return how many blocks of each size, in bytes, are alive at once."""
+    blocks, alive, most = [*recording.held], Counter(recording.held), Counter(recording.held)
+    for event in chain(*recording.steps, *recording.validations):
+        size = event if event >= 0 else blocks[~event]
+        alive[size] += 1 if event >= 0 else -1
+        most[size] = max(most[size], alive[size])
+        if event >= 0:
+            blocks.append(event)
+    return most
 
 
 def _growths_to(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings, CachingAllocator
@@ -20,6 +22,19 @@ def test_a_confirmation_that_would_run_out_later_does_not_last(budget_mib: int, 
     recording = Recording([], [[40 * MIB, 2 * MIB, ~(2 * i + 1)] for i in range(4)])
     assert lasts(recording, budget_mib * MIB, AllocatorSettings()) is does
     assert lasts(None, budget_mib * MIB, AllocatorSettings())
+
+
+@pytest.mark.parametrize(("budget_mib", "does"), [(600, True), (360, False)])
+def test_equal_steps_may_not_flush_the_cache_for_ever(budget_mib: int, does: bool) -> None:
+    """Each block lives for some more requests, and in 360 MiB the ninth step flushes the cache."""
+    blocks = [(40, 6), (60, 7), (80, 5), (10, 2), (50, 7), (10, 7)]
+    ends = [place + blocks[place % 6][1] for place in range(24)]
+    events = [
+        [*(~block for block in range(24) if ends[block] == place), blocks[place % 6][0] * MIB]
+        for place in range(24)
+    ]
+    steps = [[*chain(*events[start : start + 6])] for start in range(0, 24, 6)]
+    assert lasts(Recording([], steps), budget_mib * MIB, AllocatorSettings()) is does
 
 
 def test_a_stream_does_not_get_the_free_memory_of_another() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from itertools import chain
 
 import pytest
 
@@ -229,18 +231,26 @@ def test_one_recording_or_one_that_does_not_grow_tells_nothing() -> None:
     assert scaled_guess({2: recorded(2), 20: recorded(2)}, 500 * MIB, AllocatorSettings()) is None
 
 
-def test_steps_that_repeat_their_requests_for_each_example_tell_nothing() -> None:
-    """As a loop over tasks: scaled, 12 blocks of 1 MiB would grow, but 13 examples make 13."""
+def test_a_loop_over_the_examples_makes_more_requests() -> None:
+    """Beside a batch that grows, each example uses 12 MiB for a moment, and keeps 3 MiB."""
 
     def looped(batch_size: int) -> Recording:
-        steps = [
-            [*[MIB] * batch_size, *(~(1 + batch_size * step + i) for i in range(batch_size))]
-            for step in range(4)
-        ]
+        steps, number = [], 1  # the number of the batch's block, behind the one that is held
+        for _ in range(4):
+            end = number + 1 + 2 * batch_size
+            uses = [(12 * MIB, ~place, 3 * MIB) for place in range(number + 1, end, 2)]
+            kept = [number, *range(number + 2, end, 2)]
+            steps.append([batch_size * MIB, *chain(*uses), *map(operator.inv, kept)])
+            number = end
         return Recording([100 * MIB], steps)
 
-    recordings = {2: looped(2), 12: looped(12)}
-    assert scaled_guess(recordings, 500 * MIB, AllocatorSettings()) is None
+    budget, settings = 2000 * MIB, AllocatorSettings()
+    most = max(size for size in range(440, 500, 4) if lasts(looped(size), budget, settings))
+    guess = scaled_guess({size: looped(size) for size in (2, 12, 24)}, budget, settings)
+
+    assert guess
+    assert 0.97 * most <= guess.size <= most
+    assert not guess.is_sure
 
 
 def test_requests_that_only_one_of_two_steps_makes_are_left_out() -> None:
