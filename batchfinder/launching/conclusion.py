@@ -20,6 +20,7 @@ def overruled(launched: Sequence[Probe], probes: Iterable[Probe]) -> list[Probe]
         probes: the probes of the search.
 
     Example:
+        >>> from batchfinder.results.probe import Outcome
         >>> fits = Probe(8, Outcome.FITS, steps=3, seconds=9.0)
         >>> overruled([fits], [Probe(8, Outcome.OOM, 1, 9.0, note="does not last")])[0].note
         'does not last'
