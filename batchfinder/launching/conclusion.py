@@ -46,7 +46,7 @@ def concluded(result: BatchSizeResult, launched: Sequence[Probe]) -> BatchSizeRe
     fits = [probe for probe in probes.values() if probe.fits]
     size = result.batch_size
     if result.status is Status.TIME_LIMIT:  # every launch confirms, asked or not
-        size = max(size, *(probe.batch_size for probe in fits))
+        size = max([size, *(probe.batch_size for probe in fits)])
     return replace(
         result,
         batch_size=size,

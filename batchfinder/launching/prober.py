@@ -148,7 +148,7 @@ class LaunchProber:
         return overruled(self.launched, probes)
 
     def conclude(self, result: BatchSizeResult) -> BatchSizeResult:
-        """Return the result with each launch once: the search may have asked for one twice."""
+        """Return the search's result as that of the launches, with what to warn of."""
         result = concluded(result, self.judged(result.probes))
         failure, size = result.next_failure, result.batch_size
         warnings = result.warnings

@@ -284,13 +284,12 @@ def _follow(owner: Any, name: str, then: Callable[..., None]) -> None:
 
 
 def _shapes(torch: Any, tree: Any, depth: int = MOST_DEPTH) -> list[list[int]]:
-    """Return the shapes of all tensors in a structure of containers, and of objects with a few."""
+    """Return the shapes of all tensors in a structure of containers and objects."""
     if isinstance(tree, torch.Tensor):
         return [list(tree.shape)]
-    if isinstance(tree, dict):
-        tree = list(tree.values())
-    elif not isinstance(tree, (list, tuple, torch.nn.Module)):
-        tree = list(getattr(tree, "__dict__", {}).values())  # as DETR's NestedTensor, or a graph
-    if isinstance(tree, torch.nn.Module) or not depth:
+    if not depth or isinstance(tree, torch.nn.Module):
         return []
-    return [shape for part in tree for shape in _shapes(torch, part, depth - 1)]
+    if not isinstance(tree, (dict, list, tuple)):
+        tree = getattr(tree, "__dict__", {})  # as of DETR's NestedTensor, or of a graph
+    parts = tree.values() if isinstance(tree, dict) else tree
+    return [shape for part in [*parts] for shape in _shapes(torch, part, depth - 1)]
