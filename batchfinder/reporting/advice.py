@@ -15,9 +15,10 @@ def levers(smallest: int) -> str:
     """Return what to try if not even the smallest size allowed fits."""
     fewer = "a --min-batch-size below this with gradient accumulation, " if smallest > 1 else ""
     return (
-        "Try bf16 (`find --precision bf16`), an optimizer with less state (`find --optimizer sgd`)"
-        f", activation checkpointing in the model, smaller inputs, {fewer}or a larger "
-        "--memory-limit if the device has more. `batchfinder compare` shows what each would save."
+        "Try bf16, an optimizer with less state (both by your script's options, or by `find "
+        "--precision bf16 --optimizer sgd`), activation checkpointing in the model, smaller "
+        f"inputs, {fewer}or a larger --memory-limit if the device has more. `batchfinder compare "
+        "TARGET`, with a target as for `find`, shows what each would save."
     )
 
 
