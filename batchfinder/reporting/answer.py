@@ -153,7 +153,9 @@ def _ranks(result: BatchSizeResult) -> list[str]:
         return []
     line = f"{result.world_size} ranks."
     if result.next_failure is not None:
-        line = f"Rank {result.limiting_rank} of {result.world_size} is the limit."
+        # It need not have the highest peak: where several run out, chance decides which is first.
+        line = f"Rank {result.limiting_rank} of {result.world_size} failed first at "
+        line += f"{result.next_failure.what}."
     peaks = [peak for peak in result.rank_peak_bytes if peak is not None]
     if len(peaks) > _RANKS_SHOWN:
         line += f" Peak memory: {format_bytes(min(peaks))} to {format_bytes(max(peaks))}."

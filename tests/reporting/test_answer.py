@@ -88,7 +88,7 @@ def test_the_limiting_rank_is_named_if_there_is_one() -> None:
     assert details(capped)[-1] == details(stopped)[-1] == f"2 ranks. {peaks}"
     failure = NextFailure(9, Outcome.OOM, "out of memory")
     found = result(batch_size=8, probes=(probe, failed), next_failure=failure)
-    assert details(found)[-1] == f"Rank 1 of 2 is the limit. {peaks}"
+    assert details(found)[-1] == f"Rank 1 of 2 failed first at batch size 9. {peaks}"
     shared = details(replace(found, is_divided=True))[-1]
     assert shared.endswith("3.0 GiB, 2.0 GiB. They share this batch size: each has 4.")
 
@@ -161,6 +161,7 @@ def test_nothing_fits_without_readings(reason: str, lines: list[str]) -> None:
 def test_the_levers_are_named() -> None:
     for lever in ("--precision", "--optimizer", "checkpointing", "--memory-limit"):
         assert lever in levers(1)
+    assert "your script's options" in levers(1)  # `run` has no option for precision or optimizer
     # Below a batch of one example there is nothing to accumulate.
     assert "accumulation" in levers(2)
     assert "accumulation" not in levers(1)

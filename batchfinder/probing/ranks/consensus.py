@@ -58,11 +58,13 @@ def consensus(
         peaks = (None,) * len(attempts)
         return Attempt(replace(probe, rank_peak_bytes=peaks), is_believed=False, is_reusable=False)
     blamed = [rank for rank, attempt in seen.items() if _badness(attempt) == worst]
-    if worst:
-        blamed.sort(key=lambda rank: not seen[rank].is_believed)
-        limiting = blamed[0]
-    else:
-        limiting = min(blamed, key=lambda rank: budgets[rank] - (_peak(seen[rank].probe) or 0))
+    limiting = min(
+        blamed,
+        key=lambda rank: (
+            worst > 0 and not seen[rank].is_believed,
+            budgets[rank] - (_peak(seen[rank].probe) or 0),
+        ),
+    )
     probes = [attempt.probe for attempt in seen.values()]
     probe = seen[limiting].probe
     step_seconds = [p.step_seconds for p in probes if p.step_seconds is not None]

@@ -68,6 +68,12 @@ def test_of_those_that_fit_the_one_with_the_least_room_limits() -> None:
     assert probe.step_seconds == 3.0
 
 
+def test_of_those_that_run_out_the_one_with_the_least_room_limits() -> None:
+    fuller = attempt(Outcome.OOM)
+    fuller = replace(fuller, probe=replace(fuller.probe, peak_allocated_bytes=90))
+    assert judged(attempt(Outcome.OOM), fuller).probe.limiting_rank == 1
+
+
 def test_ranks_that_were_cut_off_have_no_say() -> None:
     common = judged(lost(), attempt(Outcome.OOM), lost())
     assert (common.probe.outcome, common.probe.note) == (Outcome.OOM, "rank 1: why")
