@@ -226,7 +226,7 @@ def estimate_peak_memory(
         # Replay with ample memory: report the peak that the step needs, not where it failed.
         roomy = dataclasses.replace(device, total_bytes=1 << 50)
         run = SimulatedProber(traces, roomy, options, settings).replay(batch_size)
-    warn_of(warnings := [*warnings, *traces.warnings])
+    warn_of(warnings := [*warnings, *prober.warnings])
     reserved = run.peak_reserved_bytes
     explanation = explain(traces.at(batch_size), batch_size, gpu=device, reserved_bytes=reserved)
     return PeakEstimate(

@@ -19,6 +19,9 @@ _toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 # The default CUDA version for --gpu. Current PyTorch builds use it, and load kernels lazily.
 CURRENT_CUDA = (12, 8)
 
+# The name of a GPU that is given by its memory alone, and the one whose kernels it has.
+_ANY_GPU, _LIKE = "any GPU", "RTX 3090"
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -46,6 +49,17 @@ class Gpu:
     threads: int
     source: str = ""
     overhead_source: str = ""
+
+    @property
+    def assumption(self) -> str:
+        """What is assumed of a GPU of which only the memory is known; "" for others."""
+        if self.name != _ANY_GPU:
+            return ""
+        return (
+            f"of {_ANY_GPU}, only the memory is known. Assumed are the kernels of an {_LIKE}, and "
+            f"{self.overhead_bytes / GIB:.2f} GiB outside PyTorch's allocator. Try --gpu NAME, "
+            "with --memory if its memory differs"
+        )
 
 
 NO_GPU = Gpu("", 0, (0, 0), 0, 0)
@@ -87,8 +101,8 @@ def find_gpu(name: str | Gpu, cuda: tuple[int, int] = CURRENT_CUDA) -> Gpu:
 
 def unnamed_gpu(total_bytes: int) -> Gpu:
     """Make a GPU from its total memory. It uses the kernels of an RTX 3090."""
-    known = next(row for row in _tables()["gpu"] if row["name"] == "RTX 3090")
-    return _to_gpu(known | {"name": "any GPU", "total_gib": total_bytes / GIB, "source": ""})
+    known = next(row for row in _tables()["gpu"] if row["name"] == _LIKE)
+    return _to_gpu(known | {"name": _ANY_GPU, "total_gib": total_bytes / GIB, "source": ""})
 
 
 def nccl_bytes(world_size: int) -> int:

@@ -67,7 +67,7 @@ class SimulatedProber:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Problems that the user should act on."""
-        return tuple(self.traces.warnings)
+        return tuple(filter(None, (*self.traces.warnings, self.gpu.assumption)))
 
     def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
         """Simulate one batch size; a confirmation is the same run."""

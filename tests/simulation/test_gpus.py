@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from importlib import import_module
 from importlib.resources import files
 
@@ -76,3 +77,9 @@ def test_threads_that_no_line_names_are_2048_a_multiprocessor() -> None:
 
 def test_an_unnamed_gpu_has_the_given_memory() -> None:
     assert unnamed_gpu(24 * GIB).total_bytes == 24 * GIB
+
+
+def test_what_is_assumed_of_an_unnamed_gpu_is_told() -> None:
+    gpu = replace(unnamed_gpu(24 * GIB), overhead_bytes=GIB // 2)
+    assert "the kernels of an RTX 3090, and 0.50 GiB outside" in gpu.assumption
+    assert not find_gpu("rtx3090").assumption
