@@ -130,6 +130,7 @@ def find_batch_size(
             show_probe=lambda _, probe: reporter.probe(probe),
             deadline=deadline,
             measures_throughput=throughput,
+            is_limited=options.memory_limit is not None,
             recall=lambda prober: (
                 None
                 if memory is None

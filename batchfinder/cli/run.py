@@ -136,6 +136,7 @@ def run_command(
             make_head_start=LaunchProber.head_start,
             prices=prices,
             deadline=deadline,
+            is_limited=has_limit,
             room=lambda prober: prober.room,
             recall=lambda prober: (
                 memory.recall(prober, processes=prober.processes) if memory else None

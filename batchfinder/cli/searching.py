@@ -43,11 +43,13 @@ def search_in_terminal(
     measures_throughput: bool = False,
     recall: Callable[[P], Remembered | None] = lambda _: None,
     room: Callable[[P], float] = lambda _: 0.0,
+    is_limited: bool = True,
 ) -> int:
     """Search and report the result, even if it is cut short; return the exit status.
 
     The prober is closed at the end, and ``report`` called once. ``recall`` finds the answer of an
-    earlier search; ``room`` is the further fraction kept free because batches differ in length.
+    earlier search; ``room`` is the further fraction kept free because batches differ in length;
+    ``is_limited`` is False if the user set no limit on the memory.
 
     Raises:
         TimeLimitError: no size was confirmed in time.
@@ -58,7 +60,7 @@ def search_in_terminal(
     with terminated_as_ctrl_c(seconds) as why:
         try:
             with closing(make_prober()) as prober:
-                reporter.start(prober, headroom, room(prober))
+                reporter.start(prober, headroom, room(prober), is_limited=is_limited)
                 started = time.monotonic()
 
                 def on_probe(probe: Probe) -> None:

@@ -18,7 +18,10 @@ from batchfinder.results.accumulation import AccumulationPlan
 from batchfinder.results.probe import Probe
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.search.prober import Prober
-from batchfinder.units import format_bytes
+from batchfinder.units import GIB, format_bytes
+
+# On a CPU, a step that fills more than this takes minutes.
+_QUICK_BYTES = 4 * GIB
 
 # Gaps between the parts of a line.
 _WIDE, _NARROW = " " * 5, " " * 3
@@ -73,11 +76,13 @@ class TerminalReporter:
             self._say(self._table.error_row(self._tried))
         self.finish()
 
-    def start(self, prober: Prober, headroom: float, room: float = 0.0) -> None:
+    def start(
+        self, prober: Prober, headroom: float, room: float = 0.0, *, is_limited: bool = True
+    ) -> None:
         """Show the device of a prober and its memory, as far as it is known.
 
         ``headroom`` is the fraction of memory kept free, and ``room`` a further one because batches
-        differ in length.
+        differ in length. Of a slow device, say how to limit its memory, unless ``is_limited``.
         """
         facts = []
         if prober.capacity_bytes is not None:
@@ -96,6 +101,8 @@ class TerminalReporter:
         self._say(
             _side_by_side([one_line(prober.device), ", ".join(facts)], self._progress, _NARROW)
         )
+        if not is_limited and prober.device == "cpu" and prober.budget_bytes > _QUICK_BYTES:
+            self._say(Text("A step that fills this takes minutes. Try --memory-limit 2GiB."))
         self._space()
         self._say(self._table.header())
 

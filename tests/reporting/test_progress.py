@@ -238,6 +238,18 @@ def test_the_header_says_that_more_is_free_where_lengths_differ() -> None:
     assert " ".join(screen.stderr.split()).startswith(f"cuda:0 budget 132.2 GiB {kept}")
 
 
+@pytest.mark.parametrize(
+    ("device", "is_limited", "says_so"),
+    [("cpu", False, True), ("cpu", True, False), ("cuda:0", False, False)],
+)
+def test_a_search_on_a_cpu_without_a_limit_says_how_to_set_one(
+    device: str, is_limited: bool, says_so: bool
+) -> None:
+    screen = Screen()
+    screen.reporter.start(FakeProber(BUDGET, device=device), 0.05, is_limited=is_limited)
+    assert ("Try --memory-limit" in screen.stderr) is says_so
+
+
 def test_the_live_line_shows_the_size_until_the_probe_ends() -> None:
     screen = Screen(80)
     with screen.reporter as reporter:
