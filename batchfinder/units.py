@@ -134,7 +134,11 @@ def parse_percentage(text: str, name: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 100:
-        raise UsageError(f"{name} is a percentage from 0 to below 100, not {text!r}")
+        raise UsageError(f"{name} is a percentage from 0 to below 100, not {text!r}. Try {name} 5.")
+    if 0 < value < 1 and "%" not in text:  # most likely a fraction, as find_max_batch() takes
+        raise UsageError(
+            f"{name} is a percentage. Try {name} {100 * value:g}, or {text}% if meant."
+        )
     return value / 100
 
 

@@ -32,7 +32,29 @@ from batchfinder.cli.studies.commands import compare, sweep
 from batchfinder.results.version import VERSION
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class Commands(click.Group):
+    """The commands."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command. An option that it lacks is refused with the commands that have it."""
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            having = [
+                name
+                for name, command in self.commands.items()
+                if any(error.option_name in option.opts for option in command.params)
+            ]
+            if not having:
+                raise
+            text = f"{error.message.rstrip('.')}. It is an option of {', '.join(having)}."
+            option, others = error.option_name, error.possibilities
+            raise click.NoSuchOption(option, text, others, error.ctx) from None
+
+
+@click.group(
+    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(VERSION, "-V", "--version", prog_name="batchfinder")
 def cli() -> None:
     """Find the largest batch size that really trains on your device.

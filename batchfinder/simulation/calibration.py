@@ -59,7 +59,10 @@ def read_measurement(path: Path) -> Measurement:
             raise ValueError
         return measured
     except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror or error})") from error
+        raise UsageError(
+            f"{path} cannot be read ({error.strerror or error}). "
+            f"Try batchfinder find ... --json > {path}"
+        ) from error
     except _NOT_OURS as error:
         raise UsageError(
             f"{path} has no result of a search on a GPU ({type(error).__name__}). "

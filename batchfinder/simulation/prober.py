@@ -60,7 +60,8 @@ class SimulatedProber:
         if usable <= 0:
             raise DeviceError(
                 f"the process overhead of {format_bytes(gpu.overhead_bytes)} leaves nothing of "
-                f"{format_bytes(self.capacity_bytes)}. Try more memory, or a lower --overhead."
+                f"{format_bytes(self.capacity_bytes)}. Try more memory, or, in estimate, a lower "
+                "--overhead."
             )
         self.budget_bytes = math.floor(usable * (1 - options.headroom))
 

@@ -93,7 +93,9 @@ def existing_file(place: str) -> Path:
     except OSError as error:  # a name too long, a folder without access
         raise UsageError(f"no such file: {place} ({error.strerror})") from None
     # Compare the names without ".py", which makes short names look alike.
-    raise UsageError(f"no such file: {place}{did_you_mean(path.stem, names, '{}.py'.format)}")
+    else_ = ". Try its path from the current folder, or the whole path from /"
+    hint = did_you_mean(path.stem, names, "{}.py".format, otherwise=else_)
+    raise UsageError(f"no such file: {place}{hint}")
 
 
 def _names_file(place: str) -> bool:

@@ -68,11 +68,15 @@ def error_of(done: Result) -> str:
         ),
         (
             ("--headroom", "100"),
-            "--headroom is a percentage from 0 to below 100, not '100'",
+            "--headroom is a percentage from 0 to below 100, not '100'. Try --headroom 5.",
         ),
         (
             ("--headroom", "some"),
-            "--headroom is a percentage from 0 to below 100, not 'some'",
+            "--headroom is a percentage from 0 to below 100, not 'some'. Try --headroom 5.",
+        ),
+        (
+            ("--headroom", "0.05"),
+            "--headroom is a percentage. Try --headroom 5, or 0.05% if meant.",
         ),
         (
             ("--memory-limit", "much"),
@@ -100,6 +104,11 @@ def test_options_that_cannot_be_read(options: tuple[str, ...]) -> None:
     done = find(GOOD, *options)
     assert error_of(done)
     assert done.exit_code == 2
+
+
+def test_an_option_of_other_commands_is_refused_with_their_names() -> None:
+    done = find(GOOD, "--gpu", "t4")
+    assert "It is an option of estimate, check, compare, sweep." in error_of(done)
 
 
 def test_a_script_without_the_function_does_not_run(
@@ -169,7 +178,7 @@ def test_a_script_that_python_cannot_read(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("target", "options", "status", "message"),
     [
-        ("nowhere.py:build", (), 2, "no such file: nowhere.py"),
+        ("nowhere.py:build", (), 2, "no such file: nowhere.py. Try its path from"),
         (f"{MODELS}:build_smal", (), 2, "has no function build_smal; did you mean build_small?"),
         (f"{TARGETS}/deaths.py:build", (), 2, "build needs deed; give it by --arg deed=VALUE"),
         (GOOD, ("--arg", "depth=2"), 2, "takes no argument depth; did you mean width?"),

@@ -242,12 +242,15 @@ def test_setup_without_a_module_is_refused() -> None:
         load_target("train.py:build")
 
 
+FROM_HERE = ". Try its path from the current folder, or the whole path from /"
+
+
 @pytest.mark.parametrize(
     ("target", "said"),
     [
         ("trian.py:build_model", "no such file: trian.py; did you mean train.py?"),
-        ("nowhere/train.py:build_model", "no such file: nowhere/train.py"),
-        ("missing.py:build_model", "no such file: missing.py"),
+        ("nowhere/train.py:build_model", f"no such file: nowhere/train.py{FROM_HERE}"),
+        ("missing.py:build_model", f"no such file: missing.py{FROM_HERE}"),
         ("./train:build_model", "no such file: ./train; did you mean train.py?"),
         ("notes.txt:build_model", "notes.txt is not a Python file; write FILE.py:FUNCTION"),
         (
@@ -285,8 +288,8 @@ def test_setup_without_a_module_is_refused() -> None:
             "'empty.py' names no function. Try one that returns the model, or, for the script as "
             "it is, batchfinder run -- python empty.py --batch-size {batch_size}",
         ),
-        ("Q:\\net.py", "no such file: Q:\\net.py"),
-        ("Q:\\net.py:build", "no such file: Q:\\net.py"),
+        ("Q:\\net.py", f"no such file: Q:\\net.py{FROM_HERE}"),
+        ("Q:\\net.py:build", f"no such file: Q:\\net.py{FROM_HERE}"),
         ("train", "'train' is no target; write FILE.py:FUNCTION or package.module:FUNCTION"),
         (":build", "':build' is no target; write FILE.py:FUNCTION or package.module:FUNCTION"),
         ("", "'' is no target; write FILE.py:FUNCTION or package.module:FUNCTION"),

@@ -16,6 +16,7 @@ from batchfinder.reporting.page.sections import sections_of
 from batchfinder.results.version import SCHEMA_VERSION, VERSION
 
 ELSEWHERE = ". Try a page in another folder, such as report.html"
+SAVED = ". Try batchfinder find TARGET --json > result.json"
 
 
 def check_report(file: str | None) -> None:
@@ -56,12 +57,9 @@ def read_results(files: Sequence[str]) -> list[dict[str, Any]]:
             if not is_newer:
                 sections_of(data)
         except OSError as error:
-            raise UsageError(f"cannot read {file}: {error.strerror or error}") from error
+            raise UsageError(f"cannot read {file}: {error.strerror or error}{SAVED}") from error
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise UsageError(
-                f"{file} is no result of batchfinder. "
-                "Try batchfinder find TARGET --json > result.json"
-            ) from error
+            raise UsageError(f"{file} is no result of batchfinder{SAVED}") from error
         if is_newer:
             raise UsageError(f"{file} is from a newer batchfinder. Try it with that version")
         results.append(data)
