@@ -15,6 +15,7 @@ from batchfinder.cli.exiting import TERMINATED, terminated_as_ctrl_c
 from batchfinder.cli.output import live_line
 from batchfinder.errors import UsageError
 from batchfinder.launching.flushes import Flushes, counted_flushes
+from batchfinder.launching.launch import await_end
 from batchfinder.launching.template import not_started
 from batchfinder.launching.usage import Gpus, Usage, read_usage
 from batchfinder.units import check_seconds, format_bytes, format_seconds
@@ -61,12 +62,13 @@ def _watched(
         yield pid, None
         return
     try:
-        started = subprocess.Popen([*command_line], env=counted.environment)
+        process = subprocess.Popen([*command_line], env=counted.environment)
     except OSError as error:
         raise not_started(command_line[0], error.strerror or str(error)) from None
-    with started as process:
-        # Leaving the block waits for it.
+    try:
         yield process.pid, process
+    finally:
+        await_end(process)
 
 
 def _follow(

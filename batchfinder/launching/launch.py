@@ -153,11 +153,7 @@ class Launch:
         """End every process of the command and remove its folder. Safe to call twice."""
         assert self._guardian.stdin is not None
         self._guardian.stdin.close()
-        if self._guardian.returncode is None:
-            # Not wait(): SIGTERM in poll() may have left locked what it would wait for.
-            with suppress(ChildProcessError):
-                os.waitpid(self._guardian.pid, 0)
-            self._guardian.returncode = 0  # the command's own status is in the file
+        await_end(self._guardian)
         self._reader.join(timeout=1)
         try:
             status, _, self.start_error = self._exit_file.read_text().partition(" ")
@@ -176,6 +172,19 @@ class Launch:
                 sys.stderr.write(line.decode(errors="replace"))
                 sys.stderr.flush()
         pipe.close()
+
+
+def await_end(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a process has ended; set its exit status, 0 if that is lost.
+
+    Not by its wait(): a signal's handler that raised in poll() or wait() may have left locked what
+    that would wait for.
+    """
+    if process.returncode is None:
+        status = 0
+        with suppress(ChildProcessError):
+            _, status = os.waitpid(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
 
 
 def _usual_cache_of_kernels() -> str:

@@ -83,6 +83,22 @@ def test_these_signals_end_the_command_too(number: signal.Signals, tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.timeout(60)
+def test_a_signal_while_the_command_is_waited_for_leaves_nothing_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Interrupted(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout is None:
+                return super().wait()
+            # The signal's handler raises between the two lines that lock and unlock.
+            vars(self)["_waitpid_lock"].acquire()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    assert watch("--", "sh", "-c", "sleep 1; exit 7").exit_code == 7
+
+
 def test_a_process_without_pages_has_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "stat").write_text("7 (python) R 1")
