@@ -157,6 +157,9 @@ class UserStep(StepSource):
 
     def __init__(self, step: StepFunction) -> None:
         self._step = step
+        # A step that clears the gradients itself may do so after its forward pass.
+        code = getattr(step, "__code__", None)
+        self.keeps_gradients = "zero_grad" in getattr(code, "co_names", ())
         self._variables = LoopVariables(step)
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:

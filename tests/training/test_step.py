@@ -319,6 +319,24 @@ def test_a_step_may_train_a_part_with_an_optimizer_of_its_own() -> None:
         assert not torch.equal(value, before[name])
 
 
+def test_gradients_live_on_until_a_step_clears_them() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = Adam(model.parameters())
+    alive: list[bool] = []
+
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        alive.append(next(model.parameters()).grad is not None)
+        optimizer.zero_grad()
+        return loss
+
+    ours = step_of(model, step=step, optimizer=optimizer)
+    run(ours)
+    run(ours)
+    assert alive == [False, True]
+    assert not ours.late_gradient_bytes  # they are measured, so nothing needs a warning
+
+
 def test_a_loss_of_one_number_in_a_list_is_a_loss() -> None:
     run(step_of(loss_fn=lambda output, batch: output.sum().reshape(1)))
 
