@@ -23,6 +23,8 @@ STEPS_OF_A_TARGET = 2
 # Starts a target that names a language model's configuration instead of a function.
 PREFIX = "hf:"
 NOTEBOOK = ".ipynb"
+# With these, a file may have functions whose names are not in it.
+_BRING_NAMES = (b"import *", b"globals()")
 
 
 def load_module(place: str) -> ModuleType:
@@ -47,7 +49,7 @@ def check_target(target: str) -> None:
         if _names_file(place):
             source = existing_file(place).read_bytes()
             # A script would train before it turned out that it lacks the function.
-            if name.encode() not in source and b"import *" not in source:
+            if not any(text in source for text in (name.encode(), *_BRING_NAMES)):
                 try:
                     functions = _functions_in_file(place)
                 except SyntaxError:

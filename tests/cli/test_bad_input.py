@@ -14,6 +14,7 @@ from processes import idle_bytes
 from warm import start_command
 
 from batchfinder.cli.app import cli
+from batchfinder.training.user_module import check_target
 from batchfinder.units import MIB
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -121,6 +122,15 @@ def test_a_script_without_the_function_does_not_run(
     assert "batchfinder run -- python train.py --batch-size {batch_size}" in error_of(done)
     assert done.exit_code == 2
     assert not Path("trained").exists()
+
+
+def test_a_function_that_the_file_makes_at_run_time_is_looked_for_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = 'for width in (2, 3):\n    globals()[f"build_{width}"] = lambda: None\n'
+    Path("made.py").write_text(made)
+    check_target("made.py:build_3")
 
 
 def test_a_loader_whose_process_is_killed(tmp_path: Path) -> None:
