@@ -115,18 +115,14 @@ def format_seconds(seconds: float) -> str:
     return f"{hours} h {minutes} min"
 
 
-def parse_percentage(text: str, name: str) -> float:
-    """Read a percentage such as ``"7.5"`` or ``"7.5%"`` as a fraction.
-
-    Args:
-        text: the percentage, from 0 to below 100.
-        name: the option's name, for the error message.
+def parse_headroom(text: str) -> float:
+    """Read the percentage of ``--headroom``, such as ``"7.5"`` or ``"7.5%"``, as a fraction.
 
     Raises:
         UsageError: the text is not such a percentage.
 
     Example:
-        >>> parse_percentage("7.5%", "--headroom")
+        >>> parse_headroom("7.5%")
         0.075
     """
     try:
@@ -134,10 +130,12 @@ def parse_percentage(text: str, name: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 100:
-        raise UsageError(f"{name} is a percentage from 0 to below 100, not {text!r}. Try {name} 5.")
+        raise UsageError(
+            f"--headroom is a percentage from 0 to below 100, not {text!r}. Try --headroom 5."
+        )
     if 0 < value < 1 and "%" not in text:  # most likely a fraction, as find_max_batch() takes
         raise UsageError(
-            f"{name} is a percentage. Try {name} {100 * value:g}, or {text}% if meant."
+            f"--headroom is a percentage. Try --headroom {100 * value:g}, or {text}% if meant."
         )
     return value / 100
 

@@ -29,7 +29,7 @@ from batchfinder.simulation.calibration import Calibration, read_measurement
 from batchfinder.simulation.gpus import find_gpu
 from batchfinder.training.data import input_spec
 from batchfinder.training.target import load_function
-from batchfinder.units import format_bytes, parse_bytes, parse_percentage
+from batchfinder.units import format_bytes, parse_bytes, parse_headroom
 
 
 def read_size(text: str) -> None:
@@ -100,7 +100,7 @@ def run_study(text: str) -> None:
 
 READERS: dict[str, Callable[[str], object]] = {
     "size": read_size,
-    "percentage": lambda text: parse_percentage(text, "--headroom"),
+    "percentage": parse_headroom,
     "arguments": lambda text: json.dumps(parse_arguments([text]), default=repr),
     "input": read_input_spec,
     "target": read_target,

@@ -16,7 +16,7 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.search.bounds import Bounds
 from batchfinder.training.user_module import is_language_model
-from batchfinder.units import bytes_if_given, parse_percentage
+from batchfinder.units import bytes_if_given, parse_headroom
 
 _OF_SOURCE = ("sample", "input_spec", "loader", "optimizer")
 _OF_STEPS = (
@@ -59,7 +59,7 @@ def request_of(target: str, given: Mapping[str, Any], *, one_length: bool = True
     limit = given.get("memory_limit")
     options = ProbeOptions(
         memory_limit=bytes_if_given(limit),
-        headroom=parse_percentage(given["headroom"], "--headroom"),
+        headroom=parse_headroom(given["headroom"]),
         precision=precision,
         smallest=bounds.first,
         **{name: given[name] for name in _OF_STEPS if name in given},

@@ -22,7 +22,7 @@ from batchfinder.results.result import Status
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.deadline import deadline_in
 from batchfinder.search.plan import Prices
-from batchfinder.units import bytes_if_given, parse_percentage
+from batchfinder.units import bytes_if_given, parse_headroom
 
 # The width of the final bracket, as a share of the size. A narrower one would need one to three
 # more launches of 5 to 20 seconds each (scripts/results/scripts.json).
@@ -72,7 +72,7 @@ def run_command(
     options = RunOptions(
         device=device,
         memory_limit=bytes_if_given(memory_limit),
-        headroom=parse_percentage(headroom, "--headroom"),
+        headroom=parse_headroom(headroom),
         steps=steps,
         mode=mode,
         timeout_seconds=timeout,

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from batchfinder.probing.devices.allocator.blocks import (  # noqa: E402 - runs from a checkout too  # noqa: E402
+from batchfinder.probing.devices.allocator.blocks import (  # noqa: E402 - runs from a checkout too
     POOL_BYTES,
     SMALL_BYTES,
     Block,

@@ -73,17 +73,16 @@ def read_switches() -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def repeatable(things: Iterable[Any] = (), seed: int = 0) -> Iterator[None]:
+def repeatable(things: Iterable[Any] = ()) -> Iterator[None]:
     """Run the block with fixed random seeds; restore generators and process settings afterwards.
 
     Args:
         things: any objects. The user's generators among them are restored but not seeded.
-        seed: for the generators of random, torch and numpy.
     """
     undo = process_settings()
     for thing in things:
         undo += generator(thing)
-    with undone(undo), seeded(seed):
+    with undone(undo), seeded(0):
         yield
 
 
