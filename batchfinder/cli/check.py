@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from batchfinder.cli.app import find, run_script
-from batchfinder.cli.exiting import FOUND, NOTHING_FITS, terminated_as_ctrl_c
+from batchfinder.cli.exiting import FOUND, NOTHING_FITS, ctrl_c_ends, terminated_as_ctrl_c
 from batchfinder.cli.find import worker_prober
 from batchfinder.cli.output import deliver, leftovers_named, live_line, print_notes
 from batchfinder.cli.request import Request, refuse_real_steps, request_of
@@ -118,7 +118,8 @@ def _launcher(
     words: Sequence[str], batch_size: int, request: Request, settings: Sequence[str], verbose: bool
 ) -> LaunchProber:
     # Late, because it is slow to import PyTorch: mistakes in the options are reported before.
-    from batchfinder.launching.prober import LaunchProber
+    with ctrl_c_ends():
+        from batchfinder.launching.prober import LaunchProber
 
     _refuse_options_of_targets()
     template = Template([*words], parse_settings(settings))
@@ -149,8 +150,9 @@ def _estimated(
     *,
     quiet: bool,
 ) -> Check:
-    from batchfinder.cli.estimating.estimate import gpus_of, load, user_code
-    from batchfinder.estimator import estimate_peak_memory
+    with ctrl_c_ends():
+        from batchfinder.cli.estimating.estimate import gpus_of, load, user_code
+        from batchfinder.estimator import estimate_peak_memory
 
     options, (device,) = request.options, gpus_of(gpu_names, memory, None)
     if options.memory_limit is not None:

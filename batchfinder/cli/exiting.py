@@ -67,6 +67,19 @@ def exit_with(command: str, **options: Any) -> NoReturn:
         sys.exit(1)
 
 
+@contextmanager
+def ctrl_c_ends() -> Iterator[None]:
+    """Let Ctrl-C end the process at once. An import of PyTorch would abort at it, or ignore it."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def _end_output() -> None:
     """Discard unwritten output, or Python reports it once more on exit."""
     with suppress(OSError):

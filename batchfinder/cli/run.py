@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from batchfinder.cli.exiting import ctrl_c_ends
 from batchfinder.cli.output import deliver, leftovers_named
 from batchfinder.cli.remembering import SearchMemory
 from batchfinder.cli.searching import search_in_terminal
@@ -84,7 +85,8 @@ def run_command(
     shown = 0
 
     # Late, because PyTorch is slow to import: mistakes in the options are reported before.
-    from batchfinder.launching.prober import LaunchProber
+    with ctrl_c_ends():
+        from batchfinder.launching.prober import LaunchProber
 
     has_limit = time_limit is not None or memory_limit is not None
     is_hurried = not has_limit and choose_kind(device)[0] == "cpu"

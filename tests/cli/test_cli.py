@@ -341,14 +341,27 @@ class CtrlC:
             signal.raise_signal(signal.SIGINT)
 
 sys.meta_path.insert(0, CtrlC())
-sys.argv = ["batchfinder", "find", "train.py:build_model"]
+sys.argv = ["batchfinder", *{words}]
 main()
 """
+SCRIPT = ["python", "train.py", "{batch_size}"]
 
 
-@pytest.mark.parametrize("module", ["click", "batchfinder.cli.app", "batchfinder.cli.find"])
-def test_ctrl_c_before_the_command_has_begun_ends_it_without_a_word(module: str) -> None:
-    program = INTERRUPTED_ON_IMPORT.format(module=module)
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        *(
+            (module, ["find", "train.py:build_model"])
+            for module in ("click", "batchfinder.cli.app", "batchfinder.cli.find")
+        ),
+        ("torch", ["run", *SCRIPT]),
+        ("torch", ["check", "--batch-size", "4", "--", *SCRIPT]),
+    ],
+)
+def test_ctrl_c_before_the_command_has_begun_ends_it_without_a_word(
+    module: str, words: list[str]
+) -> None:
+    program = INTERRUPTED_ON_IMPORT.format(module=module, words=words)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
