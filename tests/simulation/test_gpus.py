@@ -17,11 +17,14 @@ toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 def test_every_gpu_of_the_file_has_all_fields() -> None:
     tables = toml.loads(files("batchfinder.simulation").joinpath("gpus.toml").read_text("utf-8"))
-    fields = {"name", "total_gib", "compute_capability", "multiprocessors"}
+    fields = {"name": str, "total_gib": int | float, "multiprocessors": int}
     for row in tables["gpu"]:
-        missing = fields - row.keys()
-        assert not missing, f"{row} misses {missing}"
-        is_text = re.fullmatch(r"'\d+\.\d'", repr(row["compute_capability"]))
+        for field, kind in fields.items():
+            assert isinstance(row.get(field), kind), f"{row}: {field} is missing, or no {kind}"
+        aliases = row.get("aliases", [])
+        is_list = isinstance(aliases, list) and all(isinstance(alias, str) for alias in aliases)
+        assert is_list, f'{row}: aliases is a list, such as ["titanx"]'
+        is_text = re.fullmatch(r"'\d+\.\d'", repr(row.get("compute_capability")))
         assert is_text, f'{row}: compute_capability is text, such as "9.0"'
         assert ("source" in row) != row.get("unsourced", False), f"{row}: source, or unsourced?"
 
