@@ -57,8 +57,8 @@ class Gpu:
             return ""
         return (
             f"of {_ANY_GPU}, only the memory is known. Assumed are the kernels of an {_LIKE}, and "
-            f"{self.overhead_bytes / GIB:.2f} GiB outside PyTorch's allocator. Try --gpu NAME, "
-            "with --memory if its memory differs"
+            "its overhead if no --overhead is given. Try --gpu NAME, with --memory if its memory "
+            "differs"
         )
 
 

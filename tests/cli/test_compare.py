@@ -71,7 +71,9 @@ def test_what_runs_now_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     options = (*SMALL, "--strategy", "sgd", "--max-batch-size", "8")
     plain = compare(*options).stderr.splitlines()
     assert plain[0].startswith("loading ")
-    assert plain[1:] == ["tracing as it is ...", "tracing sgd ..."]
+    *shown, note = plain[1:]
+    assert shown == ["tracing as it is ...", "tracing sgd ..."]
+    assert note.startswith("Note: of any GPU, only the memory is known. Assumed are ")
     assert compare(*options, "-q").stderr == ""
     monkeypatch.setattr("os.isatty", lambda descriptor: True)
     assert "\rtracing as it is ...\rtracing sgd ...\r" in compare(*options).stderr
