@@ -5,8 +5,10 @@ from __future__ import annotations
 import getpass
 import sys
 import tempfile
+import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,18 +68,62 @@ def test_a_script_that_kills_what_supervises_it_is_not_taken_to_fit() -> None:
     assert "supervised" in verdict.probe.note
 
 
+# Trains as differentially private training does, by clipped gradients of each example.
+CLIPS = """
+import sys, torch
+from torch.func import functional_call, grad, vmap
+model, examples = torch.nn.Linear(8, 8), torch.randn(int(sys.argv[1]), 8)
+optimizer = torch.optim.SGD(model.parameters())
+def loss(parameters, example):
+    return functional_call(model, parameters, (example[None],)).square().mean()
+while True:
+    parameters = {name: value.detach() for name, value in model.named_parameters()}
+    gradients = vmap(grad(loss), in_dims=(None, 0))(parameters, examples)
+    for name, parameter in model.named_parameters():
+        parameter.grad = gradients[name].clamp(-1, 1).mean(dim=0)
+    optimizer.step()
+"""
+# Trains as SAM does: the outer optimizer has the parameters of the inner one, and never steps.
+WRAPS = """
+import sys, torch
+model = torch.nn.Linear(8, 8)
+inner, outer = torch.optim.SGD(model.parameters()), torch.optim.SGD(model.parameters())
+for _ in range(4):
+    model(torch.randn(int(sys.argv[1]), 8)).square().mean().backward()
+    inner.step()
+print("ended")
+"""
+
+
+def readings(count: int, command: list[str]) -> list[dict[str, Any]]:
+    """Launch a script with two examples, and return its readings until it waits after some."""
+    order = make_order(RunOptions(device="cpu"), 4 * GIB, None)
+    found: list[dict[str, Any]] = []
+    with closing(Launch(Template([*command, "{batch_size}"]), 2, order, steps=count)) as launch:
+        for report in launch.reports():
+            if report and report["event"] == "step":
+                found, last = [*found, report], time.monotonic()
+            elif len(found) >= count and time.monotonic() > last + 0.5:
+                break
+    return found
+
+
 def test_each_backward_pass_after_the_first_step_ends_a_reading_of_a_script_that_accumulates() -> (
     None
 ):
     """So readings repeat, as steps do. One of two passes would differ from those of one."""
-    script = [sys.executable, str(Path(__file__).with_name("script.py"))]
-    template = Template([*script, "--batch-size", "{batch_size}", "--accumulation", "3"])
-    order = make_order(RunOptions(device="cpu"), 4 * GIB, None)
-    readings = []
-    with closing(Launch(template, 2, order, steps=7)) as launch:
-        for report in launch.reports():
-            readings += [report] if report and report["event"] == "step" else []
-            if len(readings) == 7:
-                break
-    assert [len(reading["shapes"]) for reading in readings] == [3, 1, 1, 1, 1, 1, 1]
-    assert [reading["steps"] for reading in readings] == [1, 1, 1, 1, 2, 2, 2]
+    script = [sys.executable, str(Path(__file__).with_name("script.py")), "--accumulation", "3"]
+    found = readings(7, [*script, "--batch-size"])
+    assert [len(reading["shapes"]) for reading in found] == [3, 1, 1, 1, 1, 1, 1]
+    assert [reading["steps"] for reading in found] == [1, 1, 1, 1, 2, 2, 2]
+
+
+def test_gradients_of_single_examples_make_a_step_without_a_backward_pass() -> None:
+    found = readings(3, [sys.executable, "-c", CLIPS])
+    assert [reading["steps"] for reading in found] == [1, 2, 3]
+    assert all([2, 1, 8] in reading["shapes"] for reading in found)
+
+
+def test_an_optimizer_around_another_is_not_waited_for() -> None:
+    """Each launch of a script with SAM ran five times the steps."""
+    assert len(readings(2, [sys.executable, "-c", WRAPS])) == 2

@@ -9,6 +9,7 @@ The driver asks for it once all steps have run. Until it ends the script:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import weakref
@@ -65,9 +66,13 @@ class EpochEnd:
         self._watch_iterators()
         self._files.install()
 
-    def note(self, loader: Any) -> None:
-        """Note a new loader."""
+    def note(self, loader: Any, *arguments: Any, **keywords: Any) -> None:
+        """Note a new loader, and report one that gives no batch, as it drops those not full."""
         self._unused.add(loader)
+        with contextlib.suppress(Exception):  # many data sets have no length
+            examples, size = len(loader.sampler), loader.batch_size
+            if loader.drop_last and examples < size:
+                self._report("too_few", examples=examples, batch_size=size)
 
     def begin_if_asked(self) -> bool:
         """End the epoch if the driver has asked for it, and return True then."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import math
@@ -31,7 +30,8 @@ class Steps:
 
     A reading of the memory ends with each of these:
 
-    - a step of the first optimizer that steps, if a backward pass came before it;
+    - a step of the first optimizer that steps, if a backward pass came before it, or if the
+      script has made none, and trains by ``torch.autograd.grad()``;
     - with gradient accumulation, instead each backward pass after the first step;
     - without an optimizer, each backward pass;
     - if the order counts forward passes, only each outermost forward pass without gradients.
@@ -66,6 +66,7 @@ class Steps:
         self._depth = threading.local()
         self._in_backward = 0  # not per thread: on CUDA, autograd recomputes blocks in its own
         self._backwards = self._readings = self._steps = 0
+        self._trains_by_grad = False  # by torch.autograd.grad(), with no backward pass
         self._accumulates = False  # in its last step
         self._is_read = False  # its last backward pass ended a reading
         self._shapes: list[list[int]] = []
@@ -91,8 +92,9 @@ class Steps:
         optimizers.register_optimizer_step_post_hook(self._after_step)
         _follow(optimizers.Optimizer, "__init__", self._create)
         _follow(torch, "save", self._save)
-        _follow(torch.utils.data.DataLoader, "__init__", self._look_at_loader)
-        torch.autograd.backward = self._watched_backward(torch.autograd.backward)
+        _follow(torch.utils.data.DataLoader, "__init__", self._epoch_end.note)
+        torch.autograd.backward = self._watched(torch.autograd.backward, self._after_backward)
+        torch.autograd.grad = self._watched(torch.autograd.grad, self._after_grad)
         self._failures.install()
         self._requests.install()
         self._epoch_end.install()
@@ -144,14 +146,6 @@ class Steps:
         keywords = sys._getframe(1).f_locals.get("kwargs", {})
         self._leaves(module, arguments, keywords, output)
 
-    def _look_at_loader(self, loader: Any, *arguments: Any, **keywords: Any) -> None:
-        """Note a new loader, and report one that gives no batch, as it drops those not full."""
-        self._epoch_end.note(loader)
-        with contextlib.suppress(Exception):  # many data sets have no length
-            examples, size = len(loader.sampler), loader.batch_size
-            if loader.drop_last and examples < size:
-                self._report("too_few", examples=examples, batch_size=size)
-
     # The end of a step.
 
     def _create(self, optimizer: Any, *arguments: Any, **keywords: Any) -> None:
@@ -159,27 +153,32 @@ class Steps:
         self._failures.has_optimizer = True
         if not self._readings:  # models may have run before, to learn their strides, or be counted
             self._shapes, self._elements = [], 0
-        self._memory.train_on(_device(optimizer))
+        self._memory.train_on(_parameter(optimizer).device)
 
-    def _watched_backward(self, backward: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(backward)
-        def watched(*arguments: Any, **keywords: Any) -> None:
+    def _watched(self, run: Callable[..., Any], then: Callable[[], None]) -> Callable[..., Any]:
+        @functools.wraps(run)
+        def watched(*arguments: Any, **keywords: Any) -> Any:
             self._in_backward += 1
             self._failures.is_in_step = True
             try:
-                backward(*arguments, **keywords)
+                result = run(*arguments, **keywords)
             except Exception as error:
                 self._failures.look_at(error)
                 raise
             finally:
                 self._in_backward -= 1
             if not self._in_backward:
-                self._after_backward()
+                then()
+            return result
 
         return watched
 
+    def _after_grad(self) -> None:
+        self._trains_by_grad |= not (self._steps or self._backwards)
+
     def _after_backward(self) -> None:
         self._backwards += 1
+        self._trains_by_grad = False
         if self._counts_passes:
             return
         several = self._steps and (self._accumulates or self._backwards > 1)
@@ -191,7 +190,7 @@ class Steps:
             self._end_reading()
 
     def _before_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
-        self._memory.train_on(_device(optimizer))
+        self._memory.train_on(_parameter(optimizer).device)
         self._note("forward_backward")
 
     def _after_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
@@ -201,7 +200,8 @@ class Steps:
         first = self._first() if self._first else None
         if first is None or first not in self._created:
             self._first, first = weakref.ref(optimizer), optimizer
-        if optimizer is first and self._backwards and not self._counts_passes:
+        has_gradients = self._backwards or self._trains_by_grad
+        if optimizer is first and has_gradients and not self._counts_passes:
             self._accumulates, self._backwards = self._backwards > 1, 0
             self._steps += 1
             if not self._is_read:
@@ -247,7 +247,9 @@ class Steps:
             self._report.pause()
 
     def _must_wait(self) -> bool:
-        waits_for_others = not self._counts_passes and len(self._stepped) < len(self._created)
+        # Not for the one around another, as SAM: it has the other's parameters, and may never step.
+        created, stepped = ({*map(_parameter, each)} for each in (self._created, self._stepped))
+        waits_for_others = not self._counts_passes and not created <= stepped
         return self._readings >= self._allowed() * (MOST_WAITING if waits_for_others else 1)
 
     def _allowed(self) -> int:
@@ -262,8 +264,8 @@ class Steps:
             self._report("saved", path=str(Path(path).absolute()))
 
 
-def _device(optimizer: Any) -> Any:
-    return next(p for group in optimizer.param_groups for p in group["params"]).device
+def _parameter(optimizer: Any) -> Any:
+    return next(p for group in optimizer.param_groups for p in group["params"])
 
 
 def _has_parameters(module: Any, *, trained: bool = False) -> bool:
@@ -286,6 +288,9 @@ def _follow(owner: Any, name: str, then: Callable[..., None]) -> None:
 def _shapes(torch: Any, tree: Any, depth: int = MOST_DEPTH) -> list[list[int]]:
     """Return the shapes of all tensors in a structure of containers and objects."""
     if isinstance(tree, torch.Tensor):
+        functorch = torch._C._functorch  # within vmap(), a tensor hides the dimension of the batch
+        while functorch.is_functorch_wrapped_tensor(tree):
+            tree = functorch.get_unwrapped(tree)
         return [list(tree.shape)]
     if not depth or isinstance(tree, torch.nn.Module):
         return []
