@@ -37,7 +37,7 @@ from batchfinder import (
 from batchfinder.errors import BatchTooSmallError, UsageError, UserCodeError, WorkerError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.reporting.answer import details
-from batchfinder.results.probe import FORESEEN_NOTE, LEAK_WARNING, SHORT_LIVED_NOTE
+from batchfinder.results.probe import FORESEEN_NOTE, IN_VALIDATION, LEAK_WARNING, SHORT_LIVED_NOTE
 from batchfinder.results.result import NextFailure
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.conclusion import conclude, memory_model_of, stopped_early
@@ -148,6 +148,16 @@ def test_expandable_segments_are_named_if_a_replay_shows_that_they_fit_more(
     assert [hint.partition(",")[0] for hint in hints] == is_told * [
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True would fit a batch of about 925"
     ]
+
+
+def test_expandable_segments_are_not_named_if_the_validation_limits() -> None:
+    """The replay of a script's steps said that twice the size would fit."""
+    device = "cuda:0 Paper"
+    prober = FakeProber(budget_bytes=10_000, reserved_extra=0.2, device=device, place=IN_VALIDATION)
+    result = run_search(prober, head_start=HeadStart(expand=guess_if(Guess(2000))))
+    assert result.next_failure
+    assert result.next_failure.is_in_validation
+    assert not result.warnings
 
 
 @pytest.mark.parametrize(("multiple_of", "told"), [(20, ["920"]), (256, [])])

@@ -6,7 +6,14 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 
-from batchfinder.results.probe import FORESEEN_NOTE, LEAK_WARNING, SHORT_LIVED_NOTE, Outcome, Probe
+from batchfinder.results.probe import (
+    FORESEEN_NOTE,
+    LEAK_WARNING,
+    SHORT_LIVED_NOTE,
+    Outcome,
+    Probe,
+    without_place,
+)
 from batchfinder.results.result import Status
 from batchfinder.results.throughput import Throughput
 from batchfinder.search.bounds import Bounds
@@ -64,7 +71,10 @@ def warnings_about(
             f"batch size {failure} failed before it reached the memory limit, and sizes between "
             f"{answer} and {failure} were not tried. Check its error"
         )
-    if finding.failure.outcome is Outcome.OOM and used_the_budget and expanded:
+    # A replay repeats the steps, but in a script not what it requests in its validation.
+    is_in_step = not without_place(finding.failure.note)[1]
+    is_oom = finding.failure.outcome is Outcome.OOM
+    if is_oom and is_in_step and used_the_budget and expanded:
         guess = expanded(answer)
         least = guess.size * (1 - guess.deviation) if guess else 0
         size = min(bounds.at_most(round(least)), bounds.last)
