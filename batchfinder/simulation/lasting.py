@@ -20,6 +20,7 @@ from batchfinder.probing.devices.allocator.recorded_step import (
     RecordedStep,
     common_requests,
     in_order,
+    last_pieces,
     requests_of,
     scaled,
     steps_differ,
@@ -38,6 +39,11 @@ LASTING_STEPS = 12
 # Orders in which steps that differ are replayed, and the steps of each (wav2vec2-80 of that list,
 # which skips layers at random: 280 ran out of memory in the second step, 295 in the eighth).
 ORDERS, ORDERED_STEPS = 6, 30
+
+# Beginnings of a training that are tried, and the steps of each. Of 40 at a size that was
+# too large, 2 to 7 ran out of memory, all but one of them in the first four steps (an SFTTrainer
+# whose loss is made in pieces, under 8 GiB).
+BEGINNINGS, BEGINNING_STEPS = 24, 4
 
 # Batches of varying length are drawn between two recorded ones, or as far below the smaller: a
 # confirmation sees three lengths, an epoch hundreds. Set-up lightning-24 was answered 159 without
@@ -98,32 +104,37 @@ def may_begin_anywhere(recording: Recording, limit_bytes: int, settings: Allocat
     ran out of memory in the fourth step if the first had 626 tokens and later ones 640. The
     same holds for the blocks that validations leave, so the recorded order is replayed with them.
     """
-    orders = in_other_orders(recording, LASTING_STEPS, begin_anywhere=True)
+    seeds = range(BEGINNINGS)
+    orders = in_other_orders(recording, BEGINNING_STEPS, begin_anywhere=True, seeds=seeds)
     recorded = [recording] if recording.validations else []
     return all(
-        _lasts_in(allocator_of(limit_bytes, settings), order) for order in (*recorded, *orders)
+        _lasts_in(allocator_of(limit_bytes, settings), order, most_steps=len(order.steps))
+        for order in (*recorded, *orders)
     )
 
 
 def _lasts_in(
-    allocator: CachingAllocator, variant: Recording, quiet_from: float = math.inf
+    allocator: CachingAllocator,
+    variant: Recording,
+    quiet_from: float = math.inf,
+    most_steps: int = LASTING_STEPS,
 ) -> bool:
     """Return True if the steps fit, without a flush of the cache from one on."""
     try:
-        flushes = enumerate(_flushes(variant, allocator))
+        flushes = enumerate(_flushes(variant, allocator, most_steps))
         return not any(count and number >= quiet_from for number, count in flushes)
     except DeviceFullError:
         return False
 
 
-def _flushes(variant: Recording, allocator: CachingAllocator) -> Iterator[int]:
+def _flushes(variant: Recording, allocator: CachingAllocator, most_steps: int) -> Iterator[int]:
     """Replay a confirmation, its later steps and its validations; yield the flushes of each step.
 
     Raises:
         DeviceFullError: the device runs out of memory.
     """
     replay = Replay(variant, allocator)
-    for _, flushes in replay.steps(max(LASTING_STEPS, len(variant.steps))):
+    for _, flushes in replay.steps(max(most_steps, len(variant.steps))):
         yield flushes
     replay.validations()
 
@@ -213,15 +224,17 @@ def in_other_orders(
         # The longest batch was recorded, if batches vary in length.
         another = partial(_drawn, kinds, draw, is_bounded=recording.batches_vary)
         drawn = [another() for _ in range(steps)]
-        yield in_order(recording, [begun(another()) if begun else first, *drawn])
+        yield in_order(recording, begun(another(), drawn, draw) if begun else [first, *drawn])
 
 
 def _beginning(
     recording: Recording, first: RecordedStep, pool: Sequence[RecordedStep]
-) -> Callable[[RecordedStep], RecordedStep]:
-    """Return a function that gives the first step the batch of another one.
+) -> Callable[[RecordedStep, Sequence[RecordedStep], random.Random], list[RecordedStep]]:
+    """Return a function that begins a training with the first step, given the batch of another.
 
-    Optimizer states stay as large.
+    Optimizer states stay as large. How many tokens are left for the last piece of a loss is drawn:
+    428 of an SFTTrainer with ``assistant_only_loss`` ran out of memory in the second step, with one
+    seed of two, where each beginning of recorded pieces lasts.
 
     Args:
         recording: all steps.
@@ -229,14 +242,19 @@ def _beginning(
         pool: the steps that others are drawn from.
     """
     fixed = common_requests(recording.steps).union(recording.held)
+    pieces = {step.start: last_pieces(requests_of(step.events), fixed) for step in (first, *pool)}
 
     def growing(step: RecordedStep) -> int:
         return sum(size for size in requests_of(step.events) if size not in fixed)
 
     most = max(1, *map(growing, pool))
 
-    def begun(other: RecordedStep) -> RecordedStep:
-        return replace(first, events=scaled(first.events, min(1, growing(other) / most), fixed))
+    def begun(
+        other: RecordedStep, drawn: Sequence[RecordedStep], draw: random.Random
+    ) -> list[RecordedStep]:
+        events = scaled(first.events, min(1, growing(other) / most), fixed)
+        order = [replace(first, events=events), *drawn]
+        return [each.with_last_pieces(pieces[each.start], draw.random()) for each in order]
 
     return begun
 

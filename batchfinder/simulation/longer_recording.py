@@ -37,12 +37,7 @@ MANY_STEPS = 120
 # A guess replays this many sizes besides a recorded one. It is this near the answer, as a share: in
 # searches of six set-ups of scripts/benchmarks/parts/setup_list.py whose lengths vary, guesses from
 # a quarter of the answer and more were 8 % below it to 9 % above.
-REPLAYED_GUESSES, DEVIATION = 1, 0.04
-
-# A size is foreseen to fail only if the one just below it needs this share of the limit. Where a
-# loss is made in pieces, as by TRL's SFTTrainer, scaled steps may pass the limit from half of it
-# (tests/simulation/test_longer_recording.py).
-NEAR = 0.8
+REPLAYED_GUESSES, DEVIATION = 2, 0.04
 
 
 class Needs(NamedTuple):
@@ -96,7 +91,7 @@ class LongerRecordings:
     def foresee(self, size: int) -> bool:
         """Return True if the confirmation just below a size, scaled to it, does not last."""
         below = just_below(self._recordings, size)
-        if not below or self._needs(below).most < NEAR * self._limit(below):
+        if not below:
             return False
         guess = self.guess_from(below)
         return guess is not None and guess.size < size
@@ -147,18 +142,27 @@ class LongerRecordings:
         return Needs(small + max(each), small, each.index(max(each)), steps)
 
     def _guessed_from(self, size: int) -> Guess | None:
-        recording, needs = self._recordings[size], self._needs(size)
-        guess, needed, held = size, needs.most, sum(recording.held)
+        needs, held = self._needs(size), sum(self._recordings[size].held)
         limit_bytes, scaled = self._limit(size), in_proportion(self._recordings, size)
-        for number in range(REPLAYED_GUESSES + 1):
-            if number:  # the variant that needs most at one size needs most at another
-                large = only_large(scaled.at(guess))
-                # Small requests that are large here may leave nothing to exchange.
-                variant = next(going_on(large, needs.steps, only=needs.worst), large)
-                needed = needs.small + bytes_to_last(variant, self._settings)
-            if needed <= held:
-                return None  # nothing grows
-            guess = max(1, math.floor(guess * (limit_bytes - held) / (needed - held)))
+
+        def needed(larger: int) -> int:
+            # The variant that needs most at one size needs most at another. Small requests that
+            # are large here may leave nothing to exchange.
+            large = only_large(scaled.at(larger))
+            variant = next(going_on(large, needs.steps, only=needs.worst), large)
+            return needs.small + bytes_to_last(variant, self._settings)
+
+        end = scaled.end_of_tensors(limit_bytes)
+        if math.isinf(end) or needs.most <= held:
+            return None  # nothing grows
+        known = {0: held, size: needs.most}
+        guess = max(1, math.floor(end))
+        for _ in range(REPLAYED_GUESSES):
+            known[guess] = known.get(guess) or needed(guess)
+            low = max((n for n, most in known.items() if most <= limit_bytes), default=0)
+            high = min((n for n, most in known.items() if n > low), default=low)
+            share = (limit_bytes - known[low]) / max(1, known[high] - known[low])
+            guess = max(1, low + math.floor(share * (high - low)))
         while guess > 1 and not self._begins(size, scaled.at(guess)):
             guess = math.floor(guess * (1 - DEVIATION))
         return Guess(guess, deviation=DEVIATION)

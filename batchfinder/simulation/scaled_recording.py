@@ -10,7 +10,7 @@ from itertools import chain, product, repeat
 
 from batchfinder.probing.devices.allocator.caching import CachingAllocator, DeviceFullError
 from batchfinder.probing.devices.allocator.recorded import Replay
-from batchfinder.probing.devices.allocator.recorded_step import requests_of
+from batchfinder.probing.devices.allocator.recorded_step import last_pieces, requests_of
 from batchfinder.probing.steadiness import PeakWatch
 from batchfinder.search.prober import Recording
 
@@ -55,6 +55,8 @@ class ScaledRecording:
     ) -> ScaledRecording:
         """Scale requests in proportion to the examples, except those of fixed bytes.
 
+        Where a loss is made in pieces (:func:`last_pieces`), the last one stays as it is too.
+
         Args:
             size: the recorded batch size.
             model: the requests at that size.
@@ -63,7 +65,10 @@ class ScaledRecording:
         """
 
         def growing(step: Sequence[int], fixed: Set[int]) -> list[tuple[float, float]]:
-            return [(0.0 if e in fixed else e / size, 0.0) for e in requests_of(step)]
+            requests = requests_of(step)
+            stay = last_pieces(requests, fixed)
+            grown = (place not in stay and e not in fixed for place, e in enumerate(requests))
+            return [(e / size * grows, 0.0) for e, grows in zip(requests, grown, strict=True)]
 
         growth = [growing(step, fixed) for step in model.steps]
         growth += [growing(step, fixed | always) for step in model.validations]

@@ -199,25 +199,40 @@ def test_the_failure_just_above_varying_lengths_is_foreseen() -> None:
     assert end * 1.02 < foreseen[-1] <= end * 1.03  # farther above, a size has to run
 
 
+def with_last_pieces(size: int) -> Recording:
+    """Steps whose loss takes 300 MiB of logits at a time. The last piece takes the rest."""
+    steps, count = list[list[int]](), 0
+    for percent in (100, 55, 72, 61, 83, 47, 91):
+        logits = 100 * size * percent // 100
+        pieces = [300] * (logits // 300) + [logits % 300] * (logits % 300 > 0)
+        steps.append([percent * size * MIB // 100])
+        for i, piece in enumerate(pieces):
+            both = [~(count + 1 + 2 * i), ~(count + 2 + 2 * i)]
+            steps[-1] += [piece * MIB, piece * MIB // 2, *both]
+        steps[-1].append(~count)
+        count += 1 + 2 * len(pieces)
+    return Recording([], steps, batches_vary=True)
+
+
 def test_no_failure_is_foreseen_far_from_the_limit() -> None:
-    """The last piece of each loss is scaled beyond the others, and fits no block of theirs."""
-
-    def at(size: int) -> Recording:
-        steps, count = list[list[int]](), 0
-        for percent in (100, 55, 72, 61, 83, 47, 91):
-            logits = 100 * size * percent // 100
-            pieces = [300] * (logits // 300) + [logits % 300] * (logits % 300 > 0)
-            steps.append([percent * size * MIB // 100])
-            for i, piece in enumerate(pieces):
-                both = [~(count + 1 + 2 * i), ~(count + 2 + 2 * i)]
-                steps[-1] += [piece * MIB, piece * MIB // 2, *both]
-            steps[-1].append(~count)
-            count += 1 + 2 * len(pieces)
-        return Recording([], steps, batches_vary=True)
-
-    longer = LongerRecordings({26: at(26), 53: at(53)}, 1000 * MIB, AllocatorSettings())
-    assert lasts(at(54), 1000 * MIB, AllocatorSettings())
+    """If the last piece of each loss grew beyond the others, it would fit no block of theirs."""
+    longer = LongerRecordings(
+        {26: with_last_pieces(26), 53: with_last_pieces(53)}, 1000 * MIB, AllocatorSettings()
+    )
+    assert lasts(with_last_pieces(54), 1000 * MIB, AllocatorSettings())
     assert not longer.foresee(54)
+
+
+@pytest.mark.parametrize("size", [13, 31, 53])
+def test_a_loss_with_last_pieces_of_fixed_size_does_not_hold_a_guess_back(size: int) -> None:
+    budget_bytes = 1200 * MIB
+    guess = LongerRecordings(
+        {7: with_last_pieces(7), size: with_last_pieces(size)}, budget_bytes, AllocatorSettings()
+    ).guess()
+    sizes = {n: with_last_pieces(n) for n in range(60, 900, 40)}
+    end = max(filter(LongerRecordings(sizes, budget_bytes, AllocatorSettings()).last, sizes))
+    assert guess is not None
+    assert 0.9 * end <= guess.size <= 1.1 * end
 
 
 def test_nothing_is_guessed_of_varying_lengths_without_a_recording() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from batchfinder.probing.devices.allocator.blocks import SMALL_BYTES
 from batchfinder.search.prober import Recording
+
+# Requests grow alike if they differ by at most this many bytes, because each is rounded. A piece of
+# a loss makes at most so many requests.
+ROUNDING_BYTES, MOST_IN_PIECE = 4096, 200
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,17 @@ class RecordedStep:
                 size = max(0, round(a + share * (b - a)))
                 a = min(size, max(a, b)) if is_bounded else size
             events.append(a)
+        return replace(self, events=events)
+
+    def with_last_pieces(self, pieces: Mapping[int, int], share: float) -> RecordedStep:
+        """Return a step whose last pieces (:func:`last_pieces`) have this share of a whole one."""
+        if not pieces:
+            return self
+        requests, count, events = requests_of(self.events), itertools.count(), []
+        for event in self.events:
+            place = next(count) if event >= 0 else -1
+            is_last = place in pieces
+            events.append(max(1, round(share * requests[pieces[place]])) if is_last else event)
         return replace(self, events=events)
 
     def pattern(self) -> tuple[int, ...]:
@@ -209,6 +224,45 @@ def common_requests(steps: Iterable[Sequence[int]]) -> set[int]:
     """
     every = [set(requests_of(step)) for step in steps]
     return set.intersection(*every) if every else set()
+
+
+def last_pieces(requests: Sequence[int], fixed: Set[int]) -> dict[int, int]:
+    """Return the places of requests that belong to a last, smaller one of several equal pieces.
+
+    A loss may be made in pieces of as many tokens, as by TRL's SFTTrainer. The last piece has those
+    that are left. Each of its requests is as large as the same one of a whole piece, or smaller by
+    the same ratio.
+
+    Args:
+        requests: the bytes of each request of a step.
+        fixed: the bytes of requests that do not grow with the batch, as those of whole pieces.
+
+    Returns:
+        By the place of each smaller one, that of the same request of the whole piece before.
+
+    Example:
+        >>> last_pieces([70_000, 50_000, 9, 30_000, 20_000, 9, 12_000], {50_000, 30_000, 9})
+        {4: 1, 6: 3}
+    """
+
+    def ends(start: int, length: int) -> bool:
+        whole, last = requests[start - length : start], requests[start : start + length]
+        ratio = last[0] / whole[0]
+        return all(
+            a in fixed and (a == b or abs(ratio * a - b) <= ROUNDING_BYTES)
+            for a, b in zip(whole, last, strict=True)
+        )
+
+    found = dict[int, int]()
+    for start, size in enumerate(requests):
+        if size in fixed or start in found or requests[start - 1] not in fixed:
+            continue
+        most = min(start, MOST_IN_PIECE, len(requests) - start)
+        lengths = (each for each in range(2, most + 1) if requests[start - each] > size)
+        if length := next((each for each in lengths if ends(start, each)), 0):
+            places = (each for each in range(start, start + length) if requests[each] not in fixed)
+            found.update((each, each - length) for each in places)
+    return found
 
 
 def scaled(events: Sequence[int], ratio: float, fixed: Set[int]) -> list[int]:
