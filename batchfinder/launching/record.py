@@ -214,10 +214,11 @@ class Record:
         event = report["event"]
         if event == "step":
             self._add_step(report)
-        elif event == "recording":  # comes before the report of the step
-            self._recordings[report["pid"]] = Recording(
-                report["held"], report["steps"], report["streams"]
-            )
+        elif event == "recording":  # comes before the report of the step that ends it
+            fields = {name: report[name] for name in Recording._fields if name in report}
+            self._recordings[report["pid"]] = Recording(**fields)
+            if trainer := self.trainers.get(report["pid"]):
+                trainer.recording = self._recordings[report["pid"]]
         elif event == "out_of_memory":
             text = self.epoch_end.place_of(report) + report["text"]
             self.out_of_memory = self.out_of_memory or {**report, "text": text}

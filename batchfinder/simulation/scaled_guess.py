@@ -163,6 +163,9 @@ def _scaled(recordings: Mapping[int, Recording], large: int) -> ScaledRecording 
         return in_proportion(recordings, large)
     # Sizes between it and another are asked for if it ran out of memory, so that may be near.
     most = APART * large if large in known else large
+    if large:  # a script's validation may be recorded in some launches only
+        ran = len(recordings[large].validations)
+        known = {size: each for size, each in known.items() if len(each.validations) == ran}
     small = max((size for size in known if size <= most), default=0)
     if not small:
         return None

@@ -32,6 +32,7 @@ class FakeRecorder:
 
     def __init__(self, *_: Any) -> None:
         self.steps: list[list[int]] = []
+        self.validations: list[list[int]] = []
         self.is_on = False
 
     def Recorder(self, *_: Any) -> FakeRecorder:  # noqa: N802 - a class in the real module
@@ -47,8 +48,12 @@ class FakeRecorder:
     def end_step(self) -> None:
         self.steps.append([512, ~len(self.steps)])
 
+    def end_validation(self) -> None:
+        self.validations.append([4096])
+
     def recording(self) -> dict[str, Any]:
-        return {"held": [], "steps": self.steps, "streams": []}
+        fields = {"steps": self.steps, "validations": self.validations}
+        return {"event": "recording", "pid": 7, "held": [], "streams": [], **fields}
 
 
 def cuda() -> Any:
@@ -59,7 +64,7 @@ def cuda() -> Any:
 def test_a_process_reports_its_requests_only_when_it_waits() -> None:
     reports: list[dict[str, Any]] = []
     recorder = FakeRecorder()
-    requests = Requests(cuda(), recorder, lambda event, **facts: reports.append(facts))
+    requests = Requests(cuda(), recorder, lambda *_, **facts: reports.append(facts))
     requests.install()
     for waits in (False, False, True):
         requests.end_reading(0, waits=waits)
@@ -67,6 +72,21 @@ def test_a_process_reports_its_requests_only_when_it_waits() -> None:
     for _ in range(MOST_READINGS):
         requests.end_reading(0, waits=False)
     assert not recorder.is_on
+
+
+def test_the_validation_after_the_steps_is_recorded_once() -> None:
+    """Without it, a script whose validation limits the size took 8 to 10 launches."""
+    record = Record(4, steps=3, headroom=0.05, cpu_budget_bytes=None)
+    requests = Requests(cuda(), FakeRecorder(), lambda *_, **facts: record.add(facts))
+    requests.install()
+    requests.end_validation()  # nothing is recorded yet
+    requests.end_reading(0, waits=True)
+    record.add(step([4, 8]))
+    for _ in range(2):  # a later step, and the end of the script
+        requests.end_validation()
+    recording = record.trainers[7].recording
+    assert recording is not None
+    assert (recording.steps, recording.validations) == ([[512, ~0]], [[4096]])
 
 
 def step(shape: list[int], held: int = 2**20) -> dict[str, Any]:

@@ -231,6 +231,14 @@ def test_one_recording_or_one_that_does_not_grow_tells_nothing() -> None:
     assert scaled_guess({2: recorded(2), 20: recorded(2)}, 500 * MIB, AllocatorSettings()) is None
 
 
+def test_launches_without_a_validation_say_nothing_of_those_with_one() -> None:
+    """A script may end before it, or another rank may need the most, which has none."""
+    recordings = {n: validated(recorded(n), 8, 8) for n in (2, 20)}
+    guessed = scaled_guess(recordings, 520 * MIB, AllocatorSettings())
+    assert guessed is not None
+    assert scaled_guess({**recordings, 10: recorded(10)}, 520 * MIB, AllocatorSettings()) == guessed
+
+
 def test_a_loop_over_the_examples_makes_more_requests() -> None:
     """Beside a batch that grows, each example uses 12 MiB for a moment, and keeps 3 MiB."""
 

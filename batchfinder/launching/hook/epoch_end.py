@@ -9,6 +9,7 @@ The driver asks for it once all steps have run. Until it ends the script:
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import sys
@@ -31,18 +32,26 @@ class EpochEnd:
         report: ``report(event, **facts)``.
         memory: reads the memory.
         files: the user's files.
+        requests: records what the script requests from CUDA's allocator, also in the validation.
 
     Attributes:
         has_begun: True once the epoch has to end.
     """
 
     def __init__(
-        self, torch: ModuleType, order: dict[str, Any], report: Any, memory: Any, files: Any
+        self,
+        torch: ModuleType,
+        order: dict[str, Any],
+        report: Any,
+        memory: Any,
+        files: Any,
+        requests: Any,
     ) -> None:
         self._torch: Any = torch
         self._asked = Path(order["epoch_ends"])
         self._report, self._memory, self._files = report, memory, files
-        self.has_begun = False
+        self._requests = requests
+        self.has_begun = self._has_validated = False
         self._unused: weakref.WeakSet[Any] = weakref.WeakSet()
         self._begun: weakref.WeakSet[Any] = weakref.WeakSet()
         self._given: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -81,20 +90,27 @@ class EpochEnd:
             self._memory.reset()
             _validate_now()
             self._files.keep()
+            atexit.register(self._end_validation)  # in the last epoch, no step follows
             self._report("epoch_ended", unused_loaders=len(self._unused))
         return self.has_begun
 
     def step(self) -> None:
         """Report a step that follows the end of the epoch."""
+        self._end_validation()
         facts = {"unused_loaders": len(self._unused), "held": self._held(), **self._peaks()}
         self._report("step_after", **facts)
 
     def validate(self, *, has_trained: bool) -> None:
         """Report a forward pass of a validation; before the epoch ends, only the first one."""
+        self._has_validated |= self.has_begun
         if self.has_begun or has_trained not in self._told:
             self._told.add(has_trained)
             facts = {"has_trained": has_trained, "is_after": self.has_begun}
             self._report("validated", **facts, **self._peaks())
+
+    def _end_validation(self) -> None:
+        if self._has_validated:
+            self._requests.end_validation()
 
     def _peaks(self) -> dict[str, int]:
         """Return the peaks since the epoch ended, or before that, since the last step."""

@@ -41,6 +41,14 @@ class Requests:
         except Exception:  # noqa: BLE001 - the script must run on in any case
             self._is_on = False
 
+    def end_validation(self) -> None:
+        """Note the end of a validation and of the step after it, if one follows. Report all."""
+        history, self._history = self._history, None
+        if self._is_on and history is not None:
+            with contextlib.suppress(Exception):  # as above
+                history.end_validation()
+                self._report_all(history)
+
     def _end_reading(self, index: int, waits: bool) -> None:
         self._readings += 1
         if self._readings > MOST_READINGS:
@@ -50,5 +58,9 @@ class Requests:
         if self._history is None:
             self._history = self._recorder.Recorder(index, {})
         self._history.end_step()
-        if waits and (recording := self._history.recording()):
+        if waits:
+            self._report_all(self._history)
+
+    def _report_all(self, history: Any) -> None:
+        if recording := history.recording():
             self._report("recording", **recording)

@@ -109,7 +109,9 @@ class AfterTorch:
             requests = load("requests").Requests(torch, recorder, self._report)
             folder = os.path.dirname(self._order)  # noqa: PTH120 - as above
             files = load("files").Files(torch, folder, self._report)
-            epoch_end = load("epoch_end").EpochEnd(torch, order, self._report, memory, files)
+            epoch_end = load("epoch_end").EpochEnd(
+                torch, order, self._report, memory, files, requests
+            )
             load("steps").Steps(
                 torch, order, self._report, memory, failures, requests, epoch_end
             ).install()
