@@ -115,11 +115,14 @@ def test_batches_between_the_last_of_an_epoch_and_the_others_are_not_expected() 
     assert {size for size in requested if size >= 0} == {100, 60, 2}
 
 
+@pytest.mark.parametrize("recorded", [1, 2])
 @pytest.mark.parametrize(("budget_mib", "does"), [(700, True), (300, False)])
-def test_more_validations_must_fit_than_were_recorded(budget_mib: int, does: bool) -> None:
-    """Each validation leaves 40 MiB: two fit into 300 MiB, twelve do not."""
+def test_more_validations_must_fit_than_were_recorded(
+    budget_mib: int, does: bool, recorded: int
+) -> None:
+    """Each validation leaves 40 MiB: two fit into 300 MiB, eleven do not. A script has one."""
     steps = [[MIB, ~i] for i in range(4)]
-    validations = [[40 * MIB, 2 * MIB, ~(5 + 2 * i)] for i in range(2)]
+    validations = [[40 * MIB, 2 * MIB, ~(5 + 2 * i)] for i in range(recorded)]
     recording = Recording([], steps, validations=validations)
     assert lasts(recording, budget_mib * MIB, AllocatorSettings()) is does
 

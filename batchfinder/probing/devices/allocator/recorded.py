@@ -72,7 +72,7 @@ class Replay:
         repeated = self._shift
         first = len(self._recording.held) + sum(counts_of(self._recording.steps))
         most = len(validations) + LASTING_VALIDATIONS
-        for place, shift in _repeating_last(validations, most, first):
+        for place, shift in _repeating_last(validations, most, first, all_again=True):
             self._shift = repeated + shift
             self._replay(validations[place])
 
@@ -95,23 +95,28 @@ def _repeating_last(
     most_steps: int,
     first: int,
     goes_on: Callable[[int], bool] = lambda period: True,
+    *,
+    all_again: bool = False,
 ) -> Iterator[tuple[int, int]]:
     """Yield the places of recorded steps, and the number of blocks that repeats requested before.
 
     After them come those after an earlier step that made as many requests as the last, again and
     again. If there is none, nothing comes; nor if steps that far apart do not go on as they did.
+    With ``all_again``, all of them come again then, if they release what they leave.
     """
     for number in range(min(most_steps, len(steps))):
         yield number, 0
     counts = counts_of(steps)
-    period = _period(steps, counts, first) if most_steps > len(steps) else 0
+    period = _period(steps, counts, first, all_again) if most_steps > len(steps) else 0
     end = most_steps if period and goes_on(period) else 0
     for number in range(len(steps), end):
         repeats = (number - len(steps)) // period + 1
         yield number - repeats * period, repeats * sum(counts[-period:])
 
 
-def _period(steps: Sequence[Sequence[int]], counts: Sequence[int], first: int) -> int:
+def _period(
+    steps: Sequence[Sequence[int]], counts: Sequence[int], first: int, all_again: bool
+) -> int:
     """Return how many of the last steps come again; 0 if none can. ``first`` is their first block.
 
     Of several, they are those whose repeats find most of the blocks that they release.
@@ -125,7 +130,8 @@ def _period(steps: Sequence[Sequence[int]], counts: Sequence[int], first: int) -
         return sum(block + shift in released for block in old)
 
     periods = (n for n in range(1, len(steps)) if counts[-1 - n] == counts[-1])
-    return min(periods, key=missing, default=0)
+    whole = len(steps) if all_again and not missing(len(steps)) else 0
+    return min(periods, key=missing, default=whole)
 
 
 def _leaves_as_much(recording: Recording, period: int) -> bool:
