@@ -88,7 +88,7 @@ class Guessing:
             # Confirm the size above: recordings distinguish it from this one, a probe does not.
             self._was_beaten = not known.failure
             return move_to(known, low + resolution, confirm=True)
-        if 0 < known.high - size <= 2 * known.resolution and known.failure:
+        if 0 < known.high - size <= known.resolution and known.failure:
             size = known.high - known.resolution  # ends the search if it fits
         # The tensors' line leaves no room for a larger answer, but recordings know better.
         most = known.high if self._replays else min(known.high, lines_of(known)[0].end + 1)

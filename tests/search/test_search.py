@@ -578,7 +578,7 @@ def test_a_guess_that_stands_after_a_size_above_it_failed_is_tried_next() -> Non
 
     assert size_of(finding) == 988
     large = [probe.batch_size for probe in probes if probe.batch_size > 500]
-    assert large == [990, 989, 988]
+    assert large == [990, 988, 989]
 
 
 @pytest.mark.parametrize("guess", [3, 30, 300])
