@@ -48,8 +48,7 @@ class Commands(click.Group):
             if not having:
                 raise
             text = f"{error.message.rstrip('.')}. It is an option of {', '.join(having)}."
-            option, others = error.option_name, error.possibilities
-            raise click.NoSuchOption(option, text, others, error.ctx) from None
+            raise click.NoSuchOption(error.option_name, text, ctx=error.ctx) from None
 
 
 @click.group(

@@ -10,8 +10,8 @@ from functools import cached_property
 from batchfinder.probing.devices.allocator.blocks import SMALL_BYTES
 from batchfinder.search.prober import Recording
 
-# Requests grow alike if they differ by at most this many bytes, because each is rounded. A piece of
-# a loss makes at most so many requests.
+# Requests grow alike if they differ by at most this many bytes, because each is rounded; and the
+# most requests in a piece of a loss (SFTTrainer's has 27).
 ROUNDING_BYTES, MOST_IN_PIECE = 4096, 200
 
 
