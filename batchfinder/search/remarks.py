@@ -71,7 +71,7 @@ def warnings_about(
             f"batch size {failure} failed before it reached the memory limit, and sizes between "
             f"{answer} and {failure} were not tried. Check its error"
         )
-    # A replay repeats the steps, but in a script not what it requests in its validation.
+    # A replay repeats the steps, but not every launch of a script has its validation recorded.
     is_in_step = not without_place(finding.failure.note)[1]
     is_oom = finding.failure.outcome is Outcome.OOM
     if is_oom and is_in_step and used_the_budget and expanded:

@@ -40,6 +40,7 @@ def read_measurement(path: Path) -> Measurement:
     Raises:
         UsageError: the file cannot be read, or it has no size that ran on a GPU.
     """
+    hint = f". Try batchfinder find ... --json > {path}"
     try:
         result = json.loads(path.read_text("utf-8"))
         ample = _AMPLE * result["budget_bytes"]
@@ -59,15 +60,10 @@ def read_measurement(path: Path) -> Measurement:
             raise ValueError
         return measured
     except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read ({error.strerror or error}). "
-            f"Try batchfinder find ... --json > {path}"
-        ) from error
+        raise UsageError(f"{path} cannot be read ({error.strerror or error}){hint}") from error
     except _NOT_OURS as error:
-        raise UsageError(
-            f"{path} has no result of a search on a GPU ({type(error).__name__}). "
-            f"Try batchfinder find ... --json > {path}"
-        ) from error
+        reason = f"has no result of a search on a GPU ({type(error).__name__})"
+        raise UsageError(f"{path} {reason}{hint}") from error
 
 
 @dataclass

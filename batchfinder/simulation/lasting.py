@@ -106,10 +106,11 @@ def may_begin_anywhere(recording: Recording, limit_bytes: int, settings: Allocat
     """
     seeds = range(BEGINNINGS)
     orders = in_other_orders(recording, BEGINNING_STEPS, begin_anywhere=True, seeds=seeds)
-    recorded = [recording] if recording.validations else []
+    if recording.validations and not _lasts_in(allocator_of(limit_bytes, settings), recording):
+        return False
     return all(
-        _lasts_in(allocator_of(limit_bytes, settings), order, most_steps=len(order.steps))
-        for order in (*recorded, *orders)
+        _lasts_in(allocator_of(limit_bytes, settings), order, least_steps=BEGINNING_STEPS)
+        for order in orders
     )
 
 
@@ -117,24 +118,27 @@ def _lasts_in(
     allocator: CachingAllocator,
     variant: Recording,
     quiet_from: float = math.inf,
-    most_steps: int = LASTING_STEPS,
+    least_steps: int = LASTING_STEPS,
 ) -> bool:
-    """Return True if the steps fit, without a flush of the cache from one on."""
+    """Return True if the steps fit, without a flush of the cache from one on.
+
+    If they are fewer than ``least_steps``, the last ones are repeated.
+    """
     try:
-        flushes = enumerate(_flushes(variant, allocator, most_steps))
+        flushes = enumerate(_flushes(variant, allocator, least_steps))
         return not any(count and number >= quiet_from for number, count in flushes)
     except DeviceFullError:
         return False
 
 
-def _flushes(variant: Recording, allocator: CachingAllocator, most_steps: int) -> Iterator[int]:
+def _flushes(variant: Recording, allocator: CachingAllocator, least_steps: int) -> Iterator[int]:
     """Replay a confirmation, its later steps and its validations; yield the flushes of each step.
 
     Raises:
         DeviceFullError: the device runs out of memory.
     """
     replay = Replay(variant, allocator)
-    for _, flushes in replay.steps(max(most_steps, len(variant.steps))):
+    for _, flushes in replay.steps(max(least_steps, len(variant.steps))):
         yield flushes
     replay.validations()
 

@@ -10,14 +10,17 @@ from itertools import chain, product, repeat
 
 from batchfinder.probing.devices.allocator.caching import CachingAllocator, DeviceFullError
 from batchfinder.probing.devices.allocator.recorded import Replay
-from batchfinder.probing.devices.allocator.recorded_step import last_pieces, requests_of
+from batchfinder.probing.devices.allocator.recorded_step import (
+    ROUNDING_BYTES,
+    last_pieces,
+    requests_of,
+)
 from batchfinder.probing.steadiness import PeakWatch
 from batchfinder.search.prober import Recording
 
-# Two requests match if the larger has grown at most by the ratio of the batch sizes, plus this
-# rounding in bytes. After a mismatch, up to MOST_SKIPPED requests are skipped in each step, until
+# Two requests match if the larger has grown at most by the ratio of the batch sizes, plus
+# ROUNDING_BYTES. After a mismatch, up to MOST_SKIPPED requests are skipped in each step, until
 # ALIKE requests in a row match again.
-ROUNDING_BYTES = 4096
 MOST_SKIPPED = 40
 ALIKE = 6
 SKIPS = sorted(product(range(MOST_SKIPPED), range(MOST_SKIPPED)), key=sum)
@@ -67,8 +70,10 @@ class ScaledRecording:
         def growing(step: Sequence[int], fixed: Set[int]) -> list[tuple[float, float]]:
             requests = requests_of(step)
             stay = last_pieces(requests, fixed)
-            grown = (place not in stay and e not in fixed for place, e in enumerate(requests))
-            return [(e / size * grows, 0.0) for e, grows in zip(requests, grown, strict=True)]
+            return [
+                (0.0 if e in fixed or place in stay else e / size, 0.0)
+                for place, e in enumerate(requests)
+            ]
 
         growth = [growing(step, fixed) for step in model.steps]
         growth += [growing(step, fixed | always) for step in model.validations]
