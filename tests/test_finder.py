@@ -481,6 +481,17 @@ def test_a_failure_for_no_want_of_memory_bounds_the_size_too() -> None:
     assert (result.next_failure.batch_size, result.next_failure.outcome) == (41, Outcome.FAILED)
 
 
+def test_sizes_that_are_refused_below_the_answer_are_named() -> None:
+    powers = {2**power for power in range(12)}
+    prober = FakeProber(faults=dict.fromkeys({*range(2000)} - powers, Outcome.FAILED))
+    result = run_search(prober)
+    assert result.batch_size in powers
+    refused = [str(probe.batch_size) for probe in result.probes if probe.outcome is Outcome.FAILED]
+    (warning,) = result.warnings
+    assert warning.startswith(f"batches of {' and '.join(sorted(refused, key=int))} failed for")
+    assert warning.endswith("only powers of two were tried: failed on paper")
+
+
 def test_a_failure_for_no_want_of_memory_at_the_smallest_size_is_an_error() -> None:
     with pytest.raises(WorkerError, match="not even a batch of 4 runs: failed on paper"):
         run_search(FakeProber(faults={4: Outcome.FAILED}), Bounds.of(4))

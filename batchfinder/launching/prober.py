@@ -25,6 +25,7 @@ from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.results.version import VERSION
 from batchfinder.search.bounds import Bounds
+from batchfinder.search.bracket import holes
 from batchfinder.search.head_start import HeadStart
 from batchfinder.search.plan import Prices
 from batchfinder.search.prober import Recording
@@ -154,7 +155,8 @@ class LaunchProber:
         warnings = result.warnings
         if failure is not None and failure.reason.startswith(HOST) and size:
             warnings = (*warnings, f"at batch size {failure.batch_size} {ADVICE}")
-        if failure and failure.outcome is Outcome.FAILED and self._most_examples is None and size:
+        is_refused = failure is not None and failure.outcome is Outcome.FAILED
+        if (is_refused or holes(result.probes)) and self._most_examples is None and size:
             warnings = (*warnings, SOME_SIZES)
         is_divided = Honored.DIVIDED.value in self._warnings
         return replace(result, warnings=warnings, is_divided=is_divided)

@@ -131,6 +131,22 @@ class Bounds(NamedTuple):
         last = grid.at_most(self.last)
         return grid._replace(first=first, last=last) if first <= last else None
 
+    def powers_of_two(self) -> Bounds | None:
+        """Return the bounds of those sizes that are ``multiple_of`` times a power of two.
+
+        None if only divisors may be tried already, or no size is left.
+
+        Example:
+            >>> powers = Bounds.of(3, 100).powers_of_two()
+            >>> powers.first, powers.after(4), powers.last
+            (4, 8, 64)
+        """
+        if self.global_batch_size is not None:
+            return None
+        grid = self._replace(global_batch_size=UNLIMITED_BATCH_SIZE * self.multiple_of)
+        first, last = grid.after(self.first - 1), grid.at_most(self.last)
+        return grid._replace(first=first, last=last) if first <= last else None
+
     def _divisors(self) -> tuple[int, ...]:
         assert self.global_batch_size is not None
         return divisors(self.global_batch_size, self.multiple_of, up_to=UNLIMITED_BATCH_SIZE)

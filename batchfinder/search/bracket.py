@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -40,6 +40,9 @@ EXCESS_DIFFERENCES, MOST_EXCESS, EXCESS_ERROR = 3, 0.08, 0.03
 
 # If the largest size that ran peaks below this share of the budget, the failure is not by chance.
 FAR_FROM_BUDGET = 0.5
+
+# Failures for another reason than memory, after which a power of two is tried above the smallest.
+ERRORS = 2
 
 
 def differing_at(size: int) -> int:
@@ -90,7 +93,9 @@ class Bracket:
         self.fits: dict[int, Probe] = {}
         self.confirmed: dict[int, Probe] = {}
         self.failure: Probe | None = None
-        self._failed_when_confirmed = self.is_fragmented = self.steps_differ = False
+        self._failures: list[Probe] = []
+        self._failed_when_confirmed = self._tried_power = False
+        self.is_fragmented = self.steps_differ = False
         self.probes = self.errors = self.refuted = self._refutations = 0
 
     @property
@@ -209,6 +214,22 @@ class Bracket:
             return self.is_tight
         return self.high == self.bounds.first and self._failed_when_confirmed
 
+    @property
+    def power_of_two(self) -> int | None:
+        """The power of two to try above failures for another reason than memory; None if none is.
+
+        Some code asserts that the batch size divides a global batch size. Two such failures, or one
+        just above the answer, say that it may. If the power of two runs, only such sizes are tried
+        from then on.
+        """
+        powers = self.bounds.powers_of_two()
+        if not self.failure or not is_error(self.failure) or self._tried_power or not powers:
+            return None
+        is_early = self.errors < ERRORS and not self.is_closed
+        has_failed = powers.at_most(self.high) == self.high
+        size = powers.after(self.high)
+        return None if is_early or has_failed or size > powers.last else size
+
     def record(self, probe: Probe, confirm: bool) -> None:
         """Narrow the bracket by the outcome of a probe."""
         if probe.most_examples is not None:  # then the first size that has too few fails too
@@ -216,11 +237,21 @@ class Bracket:
             probe = replace(probe, batch_size=max(self.bounds.first, too_large))
         size = probe.batch_size
         self.probes += 1
-        self.errors += probe.outcome is Outcome.FAILED and probe.most_examples is None
+        self.errors += is_error(probe)
         vars(self).pop("spread", None)
         unused = (probe.peak_reserved_bytes or 0) - (probe.peak_allocated_bytes or 0)
         self.steps_differ |= probe.steps_differ
         self.is_fragmented |= unused > FRAGMENTED * self.budget_bytes
+        if not probe.fits:
+            self._failures.append(probe)
+        if self.failure and size > self.failure.batch_size:
+            self._tried_power = True
+            if not probe.fits:
+                return
+            self.bounds = self.bounds.powers_of_two() or self.bounds
+            left = {each.batch_size: each for each in self._failures if each.batch_size > size}
+            powers = [each for each in left if self.bounds.at_most(each) == each]
+            self.failure = left[min(powers)] if powers else None
         if probe.fits:
             (self.confirmed if confirm else self.fits)[size] = probe
             if self.failure and size == self.failure.batch_size:  # it had failed by chance
@@ -234,6 +265,21 @@ class Bracket:
         if not self.refuted and self._refutations > 2 * (not self.verdicts_repeat):
             self.refuted = size
         self.failure, self._failed_when_confirmed = probe, confirm
+
+
+def is_error(probe: Probe) -> bool:
+    """Return True if a size failed for another reason than memory, or too little data."""
+    return probe.outcome is Outcome.FAILED and probe.most_examples is None
+
+
+def holes(probes: Iterable[Probe]) -> list[Probe]:
+    """Return the errors at sizes below the largest that runs, the smallest first.
+
+    Only powers of two are tried above them.
+    """
+    verdicts = {probe.batch_size: probe for probe in probes}  # the last one on a size counts
+    largest = max((size for size, probe in verdicts.items() if probe.fits), default=0)
+    return [p for size, p in sorted(verdicts.items()) if size < largest and is_error(p)]
 
 
 def peaks_of(readings: Mapping[int, Probe], phase: Phase | None = None) -> list[tuple[int, float]]:

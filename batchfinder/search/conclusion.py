@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from batchfinder.results.memory_model import MemoryModel, fit
 from batchfinder.results.probe import Probe
 from batchfinder.results.result import BatchSizeResult, NextFailure, Status
+from batchfinder.search.bracket import holes
 from batchfinder.search.prober import Prober
 from batchfinder.search.search import Finding
 
@@ -60,9 +61,10 @@ def stopped_early(probes: Sequence[Probe], status: Status) -> Finding:
     """
     # The last verdict on a size counts: a confirmation overrules a probe, whichever of them failed.
     verdicts = {probe.batch_size: probe for probe in probes}
-    failed = [size for size, probe in verdicts.items() if not probe.fits]
+    passed_over = {probe.batch_size for probe in holes(probes)}
+    failed = [size for size, p in verdicts.items() if not p.fits and size not in passed_over]
     failure = min(failed, default=None)
-    # Sizes above a failed one were never tried after it.
+    # Other sizes above a failed one were never tried after it.
     ran = [
         size
         for size, probe in verdicts.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from batchfinder.results.probe import (
     FORESEEN_NOTE,
@@ -83,6 +83,16 @@ def warnings_about(
                 f"{EXPANDABLE} would fit a batch of about {size}, as a replay of this "
                 "search's requests shows. Set it for the search and for your run"
             )
+
+
+def warnings_of_holes(holes: Sequence[Probe]) -> Iterator[str]:
+    """Yield a warning if sizes below the answer failed for another reason than memory."""
+    if holes:
+        sizes = " and ".join(str(hole.batch_size) for hole in holes)
+        yield (
+            f"batches of {sizes} failed for another reason than memory, and larger ones did not, "
+            f"so above them only powers of two were tried: {holes[-1].note}"
+        )
 
 
 def notes_about(finding: Finding, prober: Prober, bounds: Bounds) -> Iterator[str]:

@@ -12,12 +12,13 @@ from batchfinder.results.remembered import Remembered
 from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.results.throughput import Throughput
 from batchfinder.search.bounds import ALL_SIZES, Bounds
+from batchfinder.search.bracket import holes
 from batchfinder.search.conclusion import conclude, memory_model_of
 from batchfinder.search.deadline import Deadline
 from batchfinder.search.head_start import HeadStart
 from batchfinder.search.plan import Prices
 from batchfinder.search.prober import Prober
-from batchfinder.search.remarks import notes_about, warnings_about
+from batchfinder.search.remarks import notes_about, warnings_about, warnings_of_holes
 from batchfinder.search.search import Finding, RunProbe, search
 from batchfinder.search.timed_sizes import measure_throughput
 
@@ -107,9 +108,16 @@ def run_search(
     if finding is None:  # not above, where later errors would be chained to that one
         finding = search_within(bounds)
     _check(finding, deadline)
+    passed_over = holes(proved.probes if proved else probes)
+    bounds = (passed_over and bounds.powers_of_two()) or bounds
     expanded = head_start.expanded if prober.may_expand else None
     of_the_finding = warnings_about(finding, prober, bounds, expanded=expanded)
-    warnings = [*head_start.notes, *prober.warnings, *of_the_finding]
+    warnings = [
+        *head_start.notes,
+        *prober.warnings,
+        *of_the_finding,
+        *warnings_of_holes(passed_over),
+    ]
     throughput = _timed(finding, run, probes, bounds) if measures_throughput else None
     seconds = time.monotonic() - started
     model = memory_model_of(proved.probes, prober.is_repeatable) if proved else None

@@ -110,6 +110,9 @@ def search(
     Raises:
         Exception: whatever ``run`` raises.
 
+    If two sizes fail for another reason than memory, a power of two above one of them is tried. If
+    it runs, only powers of two are tried from then on, and the failure is at one of them.
+
     Example:
         >>> from batchfinder.results.result import Outcome
         >>> def run(batch_size, confirm):
@@ -129,8 +132,8 @@ def search(
     guessing = Guessing(guess, prices, replays=replays)
     for probe in confirmed:
         known.record(probe, True)
-    while not known.is_closed:
-        move = guessing.move(known, _opening(known, prices))
+    while (power := _power_of_two(known)) or not known.is_closed:
+        move = power or guessing.move(known, _opening(known, prices))
         move = move or _planned(known, prices, guessing.estimate)
         if deadline is not None:
             move = deadline.move(known, move)
@@ -143,6 +146,12 @@ def search(
     if confirmation is None:
         return Finding(Status.NOTHING_FITS, None, known.failure)
     return Finding(Status.FOUND if known.failure else Status.CAPPED, confirmation, known.failure)
+
+
+def _power_of_two(known: Bracket) -> Move | None:
+    """Return a confirmation above failures for another reason than memory, which may be holes."""
+    size = known.power_of_two
+    return Move(size, True) if size and size < lines_of(known)[0].end else None
 
 
 def _opening(known: Bracket, prices: Prices) -> Move | None:

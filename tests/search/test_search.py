@@ -19,6 +19,7 @@ from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.result import Status
 from batchfinder.search.belief import APART, line
 from batchfinder.search.bounds import ALL_SIZES, UNLIMITED_BATCH_SIZE, Bounds
+from batchfinder.search.conclusion import stopped_early
 from batchfinder.search.head_start import Guess
 from batchfinder.search.prober import Prober
 from batchfinder.search.search import Finding, search
@@ -297,6 +298,26 @@ def test_a_failure_that_is_not_memory_bounds_the_answer_too() -> None:
     assert size_of(finding) == 799
     assert finding.failure is not None
     assert finding.failure.outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize(
+    ("limit", "multiple_of", "answer"),
+    [(8, 1, 8), (15, 1, 8), (21, 1, 16), (300, 1, 256), (300, 3, 192)],
+)
+def test_code_that_takes_only_powers_of_two_gets_the_largest_that_runs(
+    limit: int, multiple_of: int, answer: int
+) -> None:
+    """As where it asserts that the batch size divides a global batch size."""
+    prober = exact_device(limit)
+    powers = {multiple_of * 2**power for power in range(10)}
+    prober.faults = dict.fromkeys({*range(1000)} - powers, Outcome.FAILED)
+    finding, probes = run_search(prober, Bounds.of(multiple_of=multiple_of))
+    assert (size_of(finding), finding.failure and finding.failure.batch_size) == (
+        answer,
+        2 * answer,
+    )
+    assert sum(probe.outcome is Outcome.FAILED for probe in probes) <= 2
+    assert stopped_early(probes, Status.INTERRUPTED).answer == finding.answer
 
 
 def test_a_chance_failure_at_the_smallest_size_ends_nothing() -> None:
