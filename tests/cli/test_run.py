@@ -136,6 +136,13 @@ def test_the_result_says_if_the_hosts_memory_decides() -> None:
     assert "the host's memory decides, not the device's" in answer["warnings"][-1]
 
 
+def test_a_validation_counts_where_the_optimizer_is_not_of_pytorch() -> None:
+    options = ("--json", "--min-batch-size", "16", "--max-batch-size", "16")
+    answer = answer_of(run_script("--manner", "descends", options=options))
+    assert "validation" in answer["probes"][0]["phase_peak_bytes"]
+    assert answer["warnings"] == []
+
+
 def test_updates_by_hand_count_as_steps() -> None:
     options = ("--json", "--min-batch-size", "16")
     assert answer_of(run_script("--manner", "by_hand", options=options))["batch_size"] == 16

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -53,6 +54,24 @@ class Layers(nn.Sequential):
         return x
 
 
+class Descent:
+    """An optimizer that is none of PyTorch's, as fastai's."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._parameters = [*parameters]
+
+    def step(self) -> None:
+        """Descend."""
+        for parameter in self._parameters:
+            assert parameter.grad is not None
+            parameter.data -= 0.01 * parameter.grad
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
 def main() -> None:
     """Train."""
     options = _options()
@@ -62,15 +81,17 @@ def main() -> None:
     is_large = size > options.limit
     model = Layers(nn.Linear(8, 8), nn.BatchNorm1d(8) if manner == "norm" else nn.ReLU())
     model(torch.randn(LIMIT, 8))  # as scripts do that ask a model for its shapes, before they train
-    optimizer = None if manner == "by_hand" else torch.optim.Adam(model.parameters())
+    own = manner in ("by_hand", "descends")
+    optimizer = None if own else torch.optim.Adam(model.parameters())
     if manner == "hangs":
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         time.sleep(600)
     if manner == "evaluates":
         evaluate(model, size, options.steps)
         return
-    if manner in ("validates", "validates_later", "trains_on"):
-        train_in_epochs(model, torch.optim.Adam(model.parameters()), options)
+    if manner in ("validates", "validates_later", "trains_on", "descends"):
+        kind = Descent if manner == "descends" else torch.optim.Adam
+        train_in_epochs(model, kind(model.parameters()), options)
         return
     drops = manner == "drops"
     data = TensorDataset(torch.zeros(LIMIT))
@@ -129,12 +150,12 @@ def evaluate(model: nn.Module, size: int, steps: int) -> None:
 
 
 def train_in_epochs(
-    model: nn.Module, optimizer: torch.optim.Optimizer, options: argparse.Namespace
+    model: nn.Module, optimizer: torch.optim.Optimizer | Descent, options: argparse.Namespace
 ) -> None:
     """Train on a loader, validate after each epoch, and save; or validate after many steps only."""
     data = TensorDataset(torch.randn(10_000, 8))
     training = DataLoader(data, batch_size=options.batch_size)
-    validation = DataLoader(data, batch_size=4)
+    validation, test = DataLoader(data, batch_size=4), DataLoader(data, batch_size=4)
     for epoch in range(options.steps):
         for (x,) in training:
             model.train()(x).square().mean().backward()
@@ -152,6 +173,9 @@ def train_in_epochs(
                     Greedy()(x)
         Path("model.txt").write_text("weights")
         torch.save(model.state_dict(), "model.pt")
+    with torch.no_grad():
+        for (x,) in test if options.manner == "descends" else ():
+            model.eval()(x)
 
 
 def _options() -> argparse.Namespace:

@@ -103,6 +103,8 @@ class EpochEnd:
     def validate(self, *, has_trained: bool) -> None:
         """Report a forward pass of a validation; before the epoch ends, only the first one."""
         self._has_validated |= self.has_begun
+        if not self._memory.facts:
+            return  # it is not known yet what trains, and on which device
         if self.has_begun or has_trained not in self._told:
             self._told.add(has_trained)
             facts = {"has_trained": has_trained, "is_after": self.has_begun}

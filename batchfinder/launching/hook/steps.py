@@ -129,7 +129,7 @@ class Steps:
         if trains == self._counts_passes:
             is_validation = not (module.training or has_gradients or error)
             if is_validation and _has_parameters(module, trained=True):
-                self._epoch_end.validate(has_trained=self._steps > 0)
+                self._epoch_end.validate(has_trained=self._readings > 0)
             return
         if _has_parameters(module, trained=trains):
             shapes = _shapes(self._torch, [arguments, keywords])
