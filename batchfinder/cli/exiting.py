@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import re
 import signal
 import sys
 import warnings
@@ -16,7 +17,7 @@ from typing import Any, NoReturn
 
 import click
 
-from batchfinder.errors import BatchFinderError, UserCodeError
+from batchfinder.errors import BatchFinderError, UsageError, UserCodeError
 
 # The exit statuses of commands; ``errors.py`` has those of errors, 1 and 2.
 FOUND = 0
@@ -53,7 +54,8 @@ def exit_with(command: str, **options: Any) -> NoReturn:
     except BatchFinderError as error:
         if isinstance(error, UserCodeError):
             click.echo(error.user_traceback, err=True, nl=False)
-        click.echo(f"Error: {error}", err=True)
+        told = as_typed(str(error)) if isinstance(error, UsageError) else error
+        click.echo(f"Error: {told}", err=True)
         sys.exit(error.exit_code)
     except OSError as error:
         if error.errno == errno.EPIPE:  # a reader such as `head` closed the pipe: click handles it
@@ -65,6 +67,19 @@ def exit_with(command: str, **options: Any) -> NoReturn:
             err=True,
         )
         sys.exit(1)
+
+
+def as_typed(message: str) -> str:
+    """Return a message with the command's options as the user types them, not as Python names.
+
+    A name of one word is an ordinary word too, so it counts as an option only at the beginning.
+    """
+    context = click.get_current_context(silent=True)
+    for option in context.command.params if context else ():
+        place = r"\b" if "_" in (name := option.name or "") else "^"
+        if isinstance(option, click.Option) and name:
+            message = re.sub(rf"{place}{name}\b(?!-)", option.opts[0], message)
+    return message
 
 
 @contextmanager

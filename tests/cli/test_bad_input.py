@@ -43,13 +43,18 @@ def error_of(done: Result) -> str:
     [
         (("--min-batch-size", "0"), "the minimum batch size must be at least 1, not 0"),
         (("--max-batch-size", "-4"), "the maximum batch size must be at least 1, not -4"),
-        (("--multiple-of", "0"), "multiple_of must be at least 1, not 0"),
+        (("--multiple-of", "0"), "--multiple-of must be at least 1, not 0"),
         (
             ("--multiple-of", "64", "--max-batch-size", "32"),
             "no multiple of 64 lies between the smallest batch size 1 and the largest 32. "
             "Try another of the three",
         ),
-        (("--confirm-steps", "0"), "confirm_steps must be at least 1, not 0"),
+        (("--confirm-steps", "0"), "--confirm-steps must be at least 1, not 0"),
+        (
+            ("--mode", "eval", "--accumulate"),
+            "--accumulate belongs to training, and mode is eval. Try without it.",
+        ),
+        (("--device", "cpu:9"), "there is no cpu:9 here. Try cpu, which is all of its cores"),
         *(
             (
                 (option, seconds),

@@ -89,6 +89,8 @@ def parse_device(asked: str | torch.device) -> torch.device:
         raise UsageError(
             f"there is no device {str(asked)!r}. Try cpu, cuda, cuda:0 or mps"
         ) from None
+    if device.type == "cpu" and device.index:  # PyTorch ignores the index
+        raise UsageError(f"there is no {device} here. Try cpu, which is all of its cores")
     if device.type == "meta":
         raise UsageError("nothing runs on the meta device. Try cpu, cuda or another accelerator")
     return device
