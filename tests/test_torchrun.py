@@ -88,7 +88,7 @@ def test_a_rank_alone_asks_for_a_strategy(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(
     ("refused", "reason"),
-    [(("--multiple-of", "0"), "--multiple-of must be"), (("--precision", "fp8"), "Invalid value")],
+    [(("--multiple-of", "0"), "multiple_of must be"), (("--precision", "fp8"), "Invalid value")],
 )
 def test_a_rank_that_is_refused_before_it_meets_the_others_lets_nobody_wait(
     refused: tuple[str, ...], reason: str, monkeypatch: pytest.MonkeyPatch

@@ -135,7 +135,8 @@ class PeakWatch:
     @property
     def batch_number(self) -> int:
         """The number of the next step's batch. Batch 0, the longest, comes once in each round."""
-        return len(self.peaks) % (self._varied_steps - 1)
+        step, place = len(self.peaks), len(self.peaks) % (self._varied_steps - 1)
+        return step if self._peaks_wander and place else place  # each new shape breaks up the heap
 
     @property
     def may_end(self) -> bool:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchfinder.probing.steadiness import (
+    CACHING_VARIED_STEPS,
     CONFIDENCE,
     WITHIN_BUDGET,
     WITHIN_MEMORY,
@@ -119,3 +120,18 @@ def test_a_size_passes_once_it_is_sure_and_is_refused_once_it_will_not_be() -> N
     steps, objection = watched(peaks, budget=1060)
     assert steps == 5
     assert objection.startswith("its peak memory differs from step to step, and would pass")
+
+
+def test_where_each_new_shape_breaks_up_the_heap_later_rounds_have_others() -> None:
+    wanders, caches = (
+        PeakWatch(1000, least_steps=20, peaks_wander=wanders, batches_vary=True)
+        for wanders in (True, False)
+    )
+    numbers = []
+    for _ in range(16):
+        numbers.append(wanders.batch_number)
+        wanders.note(900)
+    assert numbers == [0, 1, 2, 3, 4, 5, 6, 0, 8, 9, 10, 11, 12, 13, 0, 15]
+    for _ in range(9):
+        caches.note(900)
+    assert caches.batch_number < CACHING_VARIED_STEPS

@@ -22,6 +22,24 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the CPU device 
 KIB = 1024
 
 
+@pytest.mark.parametrize(
+    ("after_steps", "capacity", "warns"),
+    [
+        ([100, 90, 91, 92, 93, 94, 95, 102], "", True),
+        ([100, 190, 191, 192, 93, 94, 95, 100], "", False),
+        ([100, 90, 91, 92, 93, 94, 95, 102], "1", False),
+        ([100, 110, 120], "", False),
+        ([], "", False),
+    ],
+)
+def test_kernels_kept_for_each_shape_of_a_batch_are_warned_of(
+    after_steps: list[int], capacity: str, warns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", capacity)
+    warning = cpu_device.shapes_warning([each * MIB for each in after_steps])
+    assert ("ONEDNN_PRIMITIVE_CACHE_CAPACITY=1" in warning) is warns
+
+
 START = "import torch\nfrom batchfinder.probing.devices.cpu import CpuDevice\nd = CpuDevice()\n"
 
 
