@@ -57,10 +57,10 @@ class Trainer:
         inputs = {tuple(shape) for shape in report["shapes"]}
         shapes, self.shapes = self.shapes, inputs or self.shapes
         if self.peaks and shapes != self.shapes:
-            self.watch.expect_variation()
             before, after = lengths_in(shapes), lengths_in(self.shapes)
             # A model that only some steps run, as for a penalty, changes no length.
             self.lengths_differ |= not (before <= after or after <= before)
+            self.watch.expect_variation(lengths_differ=self.lengths_differ)
         self.facts = report
         # The first step may flush memory that start-up left in the cache. Where gradients are
         # accumulated, they first meet the optimizer's states in the third reading.

@@ -148,9 +148,14 @@ class PeakWatch:
         """True once the next step may be the last."""
         return len(self.peaks) >= max(2, self._least_steps - 1)
 
-    def expect_variation(self) -> None:
-        """Watch more steps, because batches of different shapes were seen, or will be."""
-        self._batches_vary, self._may_flush = True, STEPS_THAT_MAY_FLUSH
+    def expect_variation(self, *, lengths_differ: bool = False) -> None:
+        """Watch more steps, because batches of different shapes were seen, or will be.
+
+        A batch that is longer than all before may flush what they left. Otherwise, fewer steps may.
+        """
+        self._batches_vary = True
+        if not lengths_differ:
+            self._may_flush = STEPS_THAT_MAY_FLUSH
         self._least_steps = max(self._least_steps, self._varied_steps)
         self.most_steps = max(self.most_steps, self._least_steps + STEADY_STEPS)
 

@@ -122,7 +122,7 @@ def scaled_guess(
             limit_bytes, least_steps=least_steps, peaks_wander=False, may_flush=may_flush
         )
         if recordings[large].lengths_differ:
-            watch.expect_variation()
+            watch.expect_variation(lengths_differ=True)
         return scaled.fits(batch_size, allocator_of(limit_bytes, settings), watch)
 
     failed = failure.batch_size if failure else MOST_EXAMPLES + 1

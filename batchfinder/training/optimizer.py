@@ -112,10 +112,15 @@ def make_optimizer(spec: OptimizerSpec | None, model: nn.Module) -> Optimizer:
 
 @contextmanager
 def without_closure(optimizer: Optimizer) -> Iterator[None]:
-    """Raise a StepError if the optimizer's step demands a closure that recomputes the loss."""
+    """Raise a StepError if the optimizer's step demands a closure, or there is none, as of LOMO."""
     try:
         yield
     except Exception as error:
+        if inspect.unwrap(type(optimizer).step) is inspect.unwrap(Optimizer.step):
+            raise StepError(
+                f"{type(optimizer).__name__} has no step(): it trains in its backward pass. Try "
+                "batchfinder run on your script, or a step(model, batch) that returns None"
+            ) from error
         line = extract_tb(error.__traceback__)[-1].line
         if "closure" not in f"{line} {error}":
             raise

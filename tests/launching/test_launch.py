@@ -94,6 +94,15 @@ for _ in range(4):
 print("ended")
 """
 
+# Trains as LOMO does: the optimizer has no step, and changes the parameters in the backward pass.
+LOMO = """
+import sys, torch
+model = torch.nn.Linear(8, 8)
+optimizer = type("Lomo", (torch.optim.Optimizer,), {})(model.parameters(), {})
+for _ in range(9):
+    model(torch.randn(int(sys.argv[1]), 8)).square().mean().backward()
+"""
+
 
 def readings(count: int, command: list[str]) -> list[dict[str, Any]]:
     """Launch a script with two examples, and return its readings until it waits after some."""
@@ -127,3 +136,8 @@ def test_gradients_of_single_examples_make_a_step_without_a_backward_pass() -> N
 def test_an_optimizer_around_another_is_not_waited_for() -> None:
     """Each launch of a script with SAM ran five times the steps."""
     assert len(readings(2, [sys.executable, "-c", WRAPS])) == 2
+
+
+def test_an_optimizer_without_a_step_trains_in_the_backward_pass() -> None:
+    """As LOMO does, whose scripts ended "without a training step"."""
+    assert len(readings(3, [sys.executable, "-c", LOMO])) == 3

@@ -155,6 +155,18 @@ def test_equal_batches_may_flush_the_cache_until_two_steps_did_not(
     assert judge(record, None, "", "").probe.fits is fits
 
 
+@pytest.mark.parametrize(("flushing", "fits"), [({3, 5}, True), ({2, 3, 4, 5, 6, 7, 9}, False)])
+def test_a_batch_longer_than_those_before_may_flush_the_cache(
+    flushing: set[int], fits: bool
+) -> None:
+    """As one of a Whisper did in 60 steps: 15 was answered where 25 trains."""
+    record = Record(4, steps=3, headroom=0.05, cpu_budget_bytes=None)
+    for number in range(1, 12):
+        if not record.is_over:
+            record.add(step([4, 8 + number % 2]) | {"retries": number in flushing})
+    assert judge(record, None, "", "").probe.fits is fits
+
+
 @pytest.mark.parametrize(("steps", "fits"), [([1, 1, 1, 1, 1], True), ([1, 2, 3, 4, 5], False)])
 def test_accumulated_gradients_may_flush_the_cache_where_they_first_meet_the_states(
     steps: list[int], fits: bool

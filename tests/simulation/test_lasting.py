@@ -174,3 +174,12 @@ def test_where_lengths_differ_the_budget_has_left_room_already(differ: bool) -> 
     ]
     recording = Recording([], steps, lengths_differ=differ)
     assert limit_of(recording, 1000) == (1000 if differ else 950)
+
+
+@pytest.mark.parametrize("differ", [True, False])
+def test_longer_batches_of_a_script_may_flush_the_cache(differ: bool) -> None:
+    """The blocks of each batch are too small for the longer ones that follow."""
+    steps = [[n * MIB, n * MIB, ~(2 * i), ~(2 * i + 1)] for i, n in enumerate(range(60, 180, 10))]
+    recording = Recording([], steps, lengths_differ=differ)
+    assert lasts(recording, 400 * MIB, AllocatorSettings()) is differ
+    assert not lasts(recording, 300 * MIB, AllocatorSettings())

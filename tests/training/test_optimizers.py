@@ -8,7 +8,12 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from batchfinder.errors import StepError, UsageError
-from batchfinder.training.optimizer import find_optimizer, make_optimizer, optimizer_names
+from batchfinder.training.optimizer import (
+    find_optimizer,
+    make_optimizer,
+    optimizer_names,
+    without_closure,
+)
 
 
 def parameters_of(optimizer: Optimizer) -> list[int]:
@@ -90,3 +95,15 @@ def test_a_factory_of_something_else() -> None:
 def test_a_model_without_anything_to_train(model: nn.Module) -> None:
     with pytest.raises(StepError, match="nothing to train; call requires_grad_"):
         make_optimizer(None, model)
+
+
+def test_an_optimizer_that_trains_in_the_backward_pass_has_no_step() -> None:
+    class Lomo(Optimizer):
+        """Have no step, as lomo_optim's."""
+
+    optimizer = Lomo(nn.Linear(2, 1).parameters(), {})
+    with (
+        pytest.raises(StepError, match=r"Lomo has no step\(\).*Try batchfinder run"),
+        without_closure(optimizer),
+    ):
+        optimizer.step()

@@ -33,7 +33,7 @@ class Steps:
     - a step of the first optimizer that steps, if a backward pass came before it, or if the
       script has made none, and trains by ``torch.autograd.grad()``;
     - with gradient accumulation, instead each backward pass after the first step;
-    - without an optimizer, each backward pass;
+    - without an optimizer, or if it trains in the backward pass, each backward pass;
     - if the order counts forward passes, only each outermost forward pass without gradients.
 
     Args:
@@ -125,8 +125,7 @@ class Steps:
         if self._depth.value or self._in_backward:
             return
         has_gradients = self._torch.is_grad_enabled()
-        trains = module.training and has_gradients
-        if trains == self._counts_passes:
+        if (trains := module.training and has_gradients) == self._counts_passes:
             is_validation = not (module.training or has_gradients or error)
             if is_validation and _has_parameters(module, trained=True):
                 self._epoch_end.validate(has_trained=self._readings > 0)
@@ -149,7 +148,8 @@ class Steps:
     # The end of a step.
 
     def _create(self, optimizer: Any, *arguments: Any, **keywords: Any) -> None:
-        self._created.add(optimizer)
+        if type(optimizer).step.__qualname__ != "Optimizer.step":  # LOMO's trains in backward
+            self._created.add(optimizer)
         self._failures.has_optimizer = True
         if not self._readings:  # models may have run before, to learn their strides, or be counted
             self._shapes, self._elements = [], 0
