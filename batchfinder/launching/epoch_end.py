@@ -24,6 +24,11 @@ UNSEEN = (
     "not include it. Try the script's own options to validate sooner, or with smaller batches"
 )
 
+ANEW = (
+    "the script makes another optimizer later, for a next phase or fold. Of that training only the "
+    "first step was seen, so it may need more memory. Try batchfinder run with that training alone"
+)
+
 
 class _Growth(NamedTuple):
     """What the batches of a validation leave on a device."""
@@ -43,6 +48,7 @@ class EpochEnd:
         validation_peak_bytes: the most bytes that tensors held in a validation; 0 if none was read.
         allocated_bytes: the same, in the validation or a step after it.
         reserved_bytes: the most bytes that the allocator held then.
+        trains_anew: True if the script made another optimizer then.
     """
 
     has_begun: bool = False
@@ -50,6 +56,7 @@ class EpochEnd:
     validation_peak_bytes: int = 0
     allocated_bytes: int = 0
     reserved_bytes: int = 0
+    trains_anew: bool = False
     _steps: dict[int, int] = field(default_factory=dict)
     _would_write: bool = False
     _held: dict[int, list[int]] = field(default_factory=dict)
@@ -86,6 +93,8 @@ class EpochEnd:
             kept = min((later - before for before, later in pairwise(held[1:])), default=0)
             if len(held) > SETTLED and kept > 0 and report["batches"]:
                 self._growths.append(_Growth(held[-1], kept, report["batches"] - report["given"]))
+        elif event == "trains_anew":
+            self.trains_anew = True
         elif event == "would_write":
             self._would_write = True
 

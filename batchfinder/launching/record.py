@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from batchfinder.launching.epoch_end import EpochEnd
+from batchfinder.launching.epoch_end import ANEW, EpochEnd
 from batchfinder.launching.sizes import lengths_in
 from batchfinder.probing.devices.allocator.recorded_step import in_use_after_steps
 from batchfinder.probing.steadiness import SETTLING_STEPS, PeakWatch, left_behind
@@ -197,6 +197,7 @@ class Record:
         found = {
             "validation": self.epoch_end.remark(budget_bytes),
             "leak": LEAK_WARNING if leaks else "",
+            "anew": ANEW if self.epoch_end.trains_anew else "",
         }
         return {kind: text for kind, text in found.items() if text}
 

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from batchfinder.launching.hook.failures import Failures
+from batchfinder.launching.hook.requests import Requests
 from batchfinder.launching.hook.steps import Steps
 from batchfinder.launching.launch import HOOK
 
@@ -90,3 +91,22 @@ def test_keyword_arguments_are_read_in_an_older_pytorch_too() -> None:
     assert arguments == ()
     assert keywords["input"].shape == (3, 2)
     assert output.shape == (3, 1)
+
+
+def test_a_validation_that_ends_in_a_training_anew_is_not_replayed() -> None:
+    """What a next fold makes comes only once: ten more of it left room for 64 where 208 trains."""
+    reported: list[str] = []
+    history = SimpleNamespace(
+        end_step=lambda: None, end_validation=lambda: None, recording=lambda: {"steps": []}
+    )
+    recorder = SimpleNamespace(begin=lambda: True, Recorder=lambda *_: history)
+    cuda = SimpleNamespace(_lazy_call=lambda begin: begin())
+    torch: Any = SimpleNamespace(cuda=cuda, version=SimpleNamespace(cuda="13.0", hip=None))
+    for forgets in (True, False):
+        requests = Requests(torch, recorder, lambda event, **_: reported.append(event))
+        requests.install()
+        requests.end_reading(0, waits=False)
+        if forgets:
+            requests.forget_validation()
+        requests.end_validation()
+        assert len(reported) == (not forgets)

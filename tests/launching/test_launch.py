@@ -18,6 +18,7 @@ from batchfinder.launching.options import RunOptions, make_order
 from batchfinder.launching.record import Record
 from batchfinder.launching.template import Template
 from batchfinder.launching.verdict import judge
+from batchfinder.launching.watching import Patience, watch, watch_epoch_end
 from batchfinder.results.probe import Outcome
 from batchfinder.units import GIB
 
@@ -103,6 +104,17 @@ for _ in range(9):
     model(torch.randn(int(sys.argv[1]), 8)).square().mean().backward()
 """
 
+# Trains in two phases, as one fold after another.
+PHASES = """
+import sys, torch
+model, data = torch.nn.Linear(8, 8), torch.randn(10_000, 8)
+for _ in range(2):
+    optimizer = torch.optim.SGD(model.parameters())
+    for batch in torch.utils.data.DataLoader(data, batch_size=int(sys.argv[1])):
+        model(batch).square().mean().backward()
+        optimizer.step()
+"""
+
 
 def readings(count: int, command: list[str]) -> list[dict[str, Any]]:
     """Launch a script with two examples, and return its readings until it waits after some."""
@@ -141,3 +153,14 @@ def test_an_optimizer_around_another_is_not_waited_for() -> None:
 def test_an_optimizer_without_a_step_trains_in_the_backward_pass() -> None:
     """As LOMO does, whose scripts ended "without a training step"."""
     assert len(readings(3, [sys.executable, "-c", LOMO])) == 3
+
+
+def test_a_script_that_trains_anew_is_said_to_have_shown_little_of_it() -> None:
+    options = RunOptions(device="cpu")
+    template = Template([sys.executable, "-c", PHASES, "{batch_size}"])
+    record = Record(2, steps=3, headroom=0.05, cpu_budget_bytes=4 * GIB)
+    order = make_order(options, 4 * GIB, None)
+    with closing(Launch(template, 2, order, steps=3)) as launch:
+        watch(launch, record, 3, Patience(options))
+        watch_epoch_end(launch, record)
+    assert "another optimizer" in record.remarks(4 * GIB)["anew"]

@@ -110,6 +110,12 @@ class EpochEnd:
             facts = {"has_trained": has_trained, "is_after": self.has_begun}
             self._report("validated", **facts, **self._peaks())
 
+    def train_anew(self) -> None:
+        """Report an optimizer that is made after the epoch ended: what it makes comes only once."""
+        if self.has_begun:
+            self._requests.forget_validation()
+            self._report("trains_anew")
+
     def _end_validation(self) -> None:
         if self._has_validated:
             self._requests.end_validation()

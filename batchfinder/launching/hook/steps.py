@@ -86,8 +86,7 @@ class Steps:
             modules.register_module_forward_hook(self._leaves, with_kwargs=True, always_call=True)
         except TypeError:  # an older PyTorch, such as 2.4
             modules.register_module_forward_hook(self._leaves_by_frame, always_call=True)
-        # torch.optim deletes its own name for this module.
-        optimizers: Any = importlib.import_module("torch.optim.optimizer")
+        optimizers: Any = importlib.import_module("torch.optim.optimizer")  # no name of torch.optim
         optimizers.register_optimizer_step_pre_hook(self._before_step)
         optimizers.register_optimizer_step_post_hook(self._after_step)
         _follow(optimizers.Optimizer, "__init__", self._create)
@@ -151,6 +150,7 @@ class Steps:
         if type(optimizer).step.__qualname__ != "Optimizer.step":  # LOMO's trains in backward
             self._created.add(optimizer)
         self._failures.has_optimizer = True
+        self._epoch_end.train_anew()
         if not self._readings:  # models may have run before, to learn their strides, or be counted
             self._shapes, self._elements = [], 0
         self._memory.train_on(_parameter(optimizer).device)
