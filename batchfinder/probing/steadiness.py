@@ -149,10 +149,7 @@ class PeakWatch:
         return len(self.peaks) >= max(2, self._least_steps - 1)
 
     def expect_variation(self, *, lengths_differ: bool = False) -> None:
-        """Watch more steps, because batches of different shapes were seen, or will be.
-
-        A batch that is longer than all before may flush what they left. Otherwise, fewer steps may.
-        """
+        """Watch more steps, as batches differ in shape. Fewer may flush if no lengths differ."""
         self._batches_vary = True
         if not lengths_differ:
             self._may_flush = STEPS_THAT_MAY_FLUSH
