@@ -70,9 +70,8 @@ class Steps:
         self._accumulates = False  # in its last step
         self._is_read = False  # its last backward pass ended a reading
         self._shapes: list[list[int]] = []
-        self._elements = 0
         self._phases = {"forward": 0, "forward_backward": 0, "optimizer_step": 0}
-        self._allocated = self._reserved = self._retries = 0
+        self._allocated = self._reserved = self._retries = self._elements = 0
         self._began = time.monotonic()
 
     def install(self) -> None:
@@ -86,7 +85,8 @@ class Steps:
             modules.register_module_forward_hook(self._leaves, with_kwargs=True, always_call=True)
         except TypeError:  # an older PyTorch, such as 2.4
             modules.register_module_forward_hook(self._leaves_by_frame, always_call=True)
-        optimizers: Any = importlib.import_module("torch.optim.optimizer")  # no name of torch.optim
+        # torch.optim deletes its own name for this module.
+        optimizers: Any = importlib.import_module("torch.optim.optimizer")
         optimizers.register_optimizer_step_pre_hook(self._before_step)
         optimizers.register_optimizer_step_post_hook(self._after_step)
         _follow(optimizers.Optimizer, "__init__", self._create)
@@ -100,8 +100,7 @@ class Steps:
 
     def _start_over(self) -> None:
         self._readings = self._steps = self._backwards = 0
-        self._first = None
-        self._created.clear()
+        self._created.clear()  # so the first to step is another
         self._stepped.clear()
 
     # The inputs of a step.
@@ -124,7 +123,8 @@ class Steps:
         if self._depth.value or self._in_backward:
             return
         has_gradients = self._torch.is_grad_enabled()
-        if (trains := module.training and has_gradients) == self._counts_passes:
+        trains = module.training and has_gradients
+        if trains == self._counts_passes:
             is_validation = not (module.training or has_gradients or error)
             if is_validation and _has_parameters(module, trained=True):
                 self._epoch_end.validate(has_trained=self._readings > 0)
