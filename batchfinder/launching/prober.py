@@ -90,7 +90,7 @@ class LaunchProber:
 
     @property
     def may_expand(self) -> bool:
-        return may_expand(self.device)
+        return may_expand(self.device) and "anew" not in self._warnings  # a replay has one phase
 
     @property
     def warnings(self) -> tuple[str, ...]:
