@@ -127,6 +127,14 @@ def test_more_validations_must_fit_than_were_recorded(
     assert lasts(recording, budget_mib * MIB, AllocatorSettings()) is does
 
 
+def test_the_batch_of_the_step_before_a_validation_does_not_pile_up() -> None:
+    """The step after the validation logs, so it makes two requests more than the one before."""
+    steps = [[40 * MIB, 50 * MIB, ~1], [~0, 40 * MIB, 50 * MIB, ~3]]
+    validations = [[~2, 30 * MIB, ~4, 512, 40 * MIB, 512, 50 * MIB, ~8]]
+    recording = Recording([], steps, validations=validations)
+    assert lasts(recording, 140 * MIB, AllocatorSettings())
+
+
 def test_where_two_lengths_vary_neither_gets_longer_than_recorded() -> None:
     """Questions differ in length, and answers, whose request is the largest, do not."""
     questions = [100, 100, 97, 98, 99]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
@@ -63,16 +65,24 @@ class Replay:
     def validations(self) -> None:
         """Replay the validations, if there are any, after all recorded steps that are left.
 
-        The last ones are repeated as steps are.
+        The last ones are repeated as steps are; all of them, if no two are alike.
         """
         if not (validations := self._recording.validations):
             return
         for events in self._recording.steps[self._done :]:
             self._replay(events)
-        repeated = self._shift
-        first = len(self._recording.held) + sum(counts_of(self._recording.steps))
+        repeated, first = self._shift, _end_of_steps(self._recording)
+        if not _period(validations, counts_of(validations), first):
+            again = [*_validations_again(self._recording)]
+            count = sum(counts_of(validations))
+            ours = [*self._streams[first : first + count]]
+            rounds = 1 + math.ceil(LASTING_VALIDATIONS / len(validations))
+            self._streams = [*self._streams[:first], *ours * rounds]
+            for events in (*validations, *again):
+                self._replay(events)
+            return
         most = len(validations) + LASTING_VALIDATIONS
-        for place, shift in _repeating_last(validations, most, first, all_again=True):
+        for place, shift in _repeating_last(validations, most, first):
             self._shift = repeated + shift
             self._replay(validations[place])
 
@@ -95,28 +105,23 @@ def _repeating_last(
     most_steps: int,
     first: int,
     goes_on: Callable[[int], bool] = lambda period: True,
-    *,
-    all_again: bool = False,
 ) -> Iterator[tuple[int, int]]:
     """Yield the places of recorded steps, and the number of blocks that repeats requested before.
 
     After them come those after an earlier step that made as many requests as the last, again and
     again. If there is none, nothing comes; nor if steps that far apart do not go on as they did.
-    With ``all_again``, all of them come again then, if they release what they leave.
     """
     for number in range(min(most_steps, len(steps))):
         yield number, 0
     counts = counts_of(steps)
-    period = _period(steps, counts, first, all_again) if most_steps > len(steps) else 0
+    period = _period(steps, counts, first) if most_steps > len(steps) else 0
     end = most_steps if period and goes_on(period) else 0
     for number in range(len(steps), end):
         repeats = (number - len(steps)) // period + 1
         yield number - repeats * period, repeats * sum(counts[-period:])
 
 
-def _period(
-    steps: Sequence[Sequence[int]], counts: Sequence[int], first: int, all_again: bool
-) -> int:
+def _period(steps: Sequence[Sequence[int]], counts: Sequence[int], first: int) -> int:
     """Return how many of the last steps come again; 0 if none can. ``first`` is their first block.
 
     Of several, they are those whose repeats find most of the blocks that they release.
@@ -130,8 +135,40 @@ def _period(
         return sum(block + shift in released for block in old)
 
     periods = (n for n in range(1, len(steps)) if counts[-1 - n] == counts[-1])
-    whole = len(steps) if all_again and not missing(len(steps)) else 0
-    return min(periods, key=missing, default=whole)
+    return min(periods, key=missing, default=0)
+
+
+def _end_of_steps(recording: Recording) -> int:
+    """Return the number of blocks before the first one of the validations."""
+    return len(recording.held) + sum(counts_of(recording.steps))
+
+
+def _validations_again(recording: Recording) -> Iterator[list[int]]:
+    """Yield the events of all validations as they come again, until LASTING_VALIDATIONS came.
+
+    They release blocks of the step before, such as its batch. Then it is their own last step that
+    left such blocks: of the same bytes, else the next in order. Other blocks pile up.
+    """
+    validations, first = recording.validations, _end_of_steps(recording)
+    sizes = [*recording.held, *(n for part in recording.steps for n in requests_of(part))]
+    sizes += [size for part in validations for size in requests_of(part)]
+    released = {~event for part in validations for event in part if event < 0}
+    left = [block for block in range(first, len(sizes)) if block not in released]
+    old = [block for block in sorted(released) if len(recording.held) <= block < first]
+    by_size: defaultdict[int, deque[int]] = defaultdict(deque)
+    for block in left:
+        by_size[sizes[block]].append(block)
+    takes_over = {each: by_size[sizes[each]].popleft() for each in old if by_size[sizes[each]]}
+    missing = [block for block in old if block not in takes_over]
+    others = sorted(block for blocks in by_size.values() for block in blocks)
+    takes_over |= zip(missing, others, strict=False)
+    count = len(sizes) - first
+    for times in range(1, math.ceil(LASTING_VALIDATIONS / len(validations)) + 1):
+        # What was there from the beginning, or has no successor, was released the first time.
+        moved = {block: successor + (times - 1) * count for block, successor in takes_over.items()}
+        moved |= {block: block + times * count for block in range(first, len(sizes))}
+        for events in validations:
+            yield [e if e >= 0 else ~moved[~e] for e in events if e >= 0 or ~e in moved]
 
 
 def _leaves_as_much(recording: Recording, period: int) -> bool:
