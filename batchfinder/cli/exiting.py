@@ -72,13 +72,14 @@ def exit_with(command: str, **options: Any) -> NoReturn:
 def as_typed(message: str) -> str:
     """Return a message with the command's options as the user types them, not as Python names.
 
-    A name of one word is an ordinary word too, so it counts as an option only at the beginning.
+    A name of one word is an ordinary word too, so it counts as an option only at the beginning. A
+    placeholder or a keyword argument is none.
     """
     context = click.get_current_context(silent=True)
     for option in context.command.params if context else ():
-        place = r"\b" if "_" in (name := option.name or "") else "^"
+        place = r"(?<![\w{(.])" if "_" in (name := option.name or "") else "^"
         if isinstance(option, click.Option) and name:
-            message = re.sub(rf"{place}{name}\b(?!-)", option.opts[0], message)
+            message = re.sub(rf"{place}{name}\b(?![-=}}])", option.opts[0], message)
     return message
 
 
