@@ -41,7 +41,9 @@ EXCESS_DIFFERENCES, MOST_EXCESS, EXCESS_ERROR = 3, 0.08, 0.03
 # If the largest size that ran peaks below this share of the budget, the failure is not by chance.
 FAR_FROM_BUDGET = 0.5
 
-# Failures for another reason than memory, after which a power of two is tried above the smallest.
+# Failures for another reason than memory, after which no guess of memory is believed, and a power
+# of two is tried above them. After the first, the size below it is still tried, because an
+# operator's largest tensor may be near (EfficientNet in scripts/results/setups.json).
 ERRORS = 2
 
 

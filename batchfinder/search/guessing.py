@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from batchfinder.search.belief import APART, end_from_zero, lines_of
-from batchfinder.search.bracket import Bracket
+from batchfinder.search.bracket import ERRORS, Bracket
 from batchfinder.search.head_start import Guess, MakeGuess
 from batchfinder.search.plan import (
     MEASURED_GROWTH,
@@ -23,11 +23,6 @@ LARGEST_REHEARSED = 1 / 2
 # While a guess is unsure, another size is recorded: at most this share of the guess, and no more
 # than this many in all.
 RECORDED_AGAIN, MOST_RECORDED = 1 / 3, 4
-
-# A guess is of memory. The size below a failure of another kind is tried this often, because an
-# operator's largest tensor may be near (EfficientNet in scripts/results/setups.json). If it fails
-# so too, nothing is known of where such failures begin.
-MOST_ERRORS = 1
 
 
 class Guessing:
@@ -56,7 +51,7 @@ class Guessing:
         """
         has_failed = known.failure is not None
         is_spent = has_failed and not self._replays
-        if known.errors > MOST_ERRORS:
+        if known.errors >= ERRORS:
             self.estimate, is_spent = None, True
         if self._guess is None or is_spent or (opening and (has_failed or not self._replays)):
             return opening
