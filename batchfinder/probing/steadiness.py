@@ -149,7 +149,7 @@ class PeakWatch:
         return len(self.peaks) >= max(2, self._least_steps - 1)
 
     def expect_variation(self, *, lengths_differ: bool = False) -> None:
-        """Watch more steps, as batches differ in shape. Fewer may flush if no lengths differ."""
+        """Watch more steps, as batches differ in shape. With longer ones, more steps may flush."""
         self._batches_vary = True
         if not lengths_differ:
             self._may_flush = STEPS_THAT_MAY_FLUSH

@@ -103,15 +103,16 @@ def search(
         one ran, because the failure of one process may be chance. No size is probed twice or
         confirmed twice, and none is outside the bounds.
 
+        If two sizes fail for another reason than memory, or one just above the answer, the next
+        power of two is tried, as code may take only some sizes. If it runs, only powers of two are
+        tried from then on, and the failure is at one of them.
+
         With ``n`` sizes allowed there are at most ``log2(n) + 8`` probes, and six more without a
         maximum. If a confirmation refutes a probe, the search starts over below it, with
         confirmations only, under the same limit.
 
     Raises:
         Exception: whatever ``run`` raises.
-
-    If two sizes fail for another reason than memory, a power of two above one of them is tried. If
-    it runs, only powers of two are tried from then on, and the failure is at one of them.
 
     Example:
         >>> from batchfinder.results.result import Outcome

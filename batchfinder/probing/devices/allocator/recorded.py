@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from batchfinder.probing.devices.allocator.caching import (
@@ -65,26 +65,18 @@ class Replay:
     def validations(self) -> None:
         """Replay the validations, if there are any, after all recorded steps that are left.
 
-        The last ones are repeated as steps are; all of them, if no two are alike.
+        The last ones come again, LASTING_VALIDATIONS of them; see :func:`_validations_again`.
         """
-        if not (validations := self._recording.validations):
+        recording = self._recording
+        if not recording.validations:
             return
-        for events in self._recording.steps[self._done :]:
+        end = _end_of(recording, len(recording.validations))
+        start = _end_of(recording, len(recording.validations) - _last_validations(recording))
+        self._streams = [*self._streams[:end]]
+        self._streams += self._streams[start:end] * LASTING_VALIDATIONS
+        again = _validations_again(recording)
+        for events in (*recording.steps[self._done :], *recording.validations, *again):
             self._replay(events)
-        repeated, first = self._shift, _end_of_steps(self._recording)
-        if not _period(validations, counts_of(validations), first):
-            again = [*_validations_again(self._recording)]
-            count = sum(counts_of(validations))
-            ours = [*self._streams[first : first + count]]
-            rounds = 1 + math.ceil(LASTING_VALIDATIONS / len(validations))
-            self._streams = [*self._streams[:first], *ours * rounds]
-            for events in (*validations, *again):
-                self._replay(events)
-            return
-        most = len(validations) + LASTING_VALIDATIONS
-        for place, shift in _repeating_last(validations, most, first):
-            self._shift = repeated + shift
-            self._replay(validations[place])
 
     def _replay(self, events: Sequence[int]) -> None:
         malloc, free, blocks = self._allocator.malloc, self._allocator.free, self._blocks
@@ -104,7 +96,7 @@ def _repeating_last(
     steps: Sequence[Sequence[int]],
     most_steps: int,
     first: int,
-    goes_on: Callable[[int], bool] = lambda period: True,
+    goes_on: Callable[[int], bool],
 ) -> Iterator[tuple[int, int]]:
     """Yield the places of recorded steps, and the number of blocks that repeats requested before.
 
@@ -138,37 +130,46 @@ def _period(steps: Sequence[Sequence[int]], counts: Sequence[int], first: int) -
     return min(periods, key=missing, default=0)
 
 
-def _end_of_steps(recording: Recording) -> int:
-    """Return the number of blocks before the first one of the validations."""
-    return len(recording.held) + sum(counts_of(recording.steps))
+def _end_of(recording: Recording, validations: int) -> int:
+    """Return the number of blocks that come before the end of this many validations."""
+    parts = [*recording.steps, *recording.validations[:validations]]
+    return len(recording.held) + sum(counts_of(parts))
+
+
+def _last_validations(recording: Recording) -> int:
+    """Return how many of the last validations come again; all of them, if no two are alike."""
+    validations = recording.validations
+    period = _period(validations, counts_of(validations), _end_of(recording, 0))
+    return period or len(validations)
 
 
 def _validations_again(recording: Recording) -> Iterator[list[int]]:
-    """Yield the events of all validations as they come again, until LASTING_VALIDATIONS came.
+    """Yield the events of LASTING_VALIDATIONS further validations, the last ones again and again.
 
     They release blocks of the step before, such as its batch. Then it is their own last step that
     left such blocks: of the same bytes, else the next in order. Other blocks pile up.
     """
-    validations, first = recording.validations, _end_of_steps(recording)
-    sizes = [*recording.held, *(n for part in recording.steps for n in requests_of(part))]
-    sizes += [size for part in validations for size in requests_of(part)]
-    released = {~event for part in validations for event in part if event < 0}
-    left = [block for block in range(first, len(sizes)) if block not in released]
-    old = [block for block in sorted(released) if len(recording.held) <= block < first]
-    by_size: defaultdict[int, deque[int]] = defaultdict(deque)
-    for block in left:
-        by_size[sizes[block]].append(block)
-    takes_over = {each: by_size[sizes[each]].popleft() for each in old if by_size[sizes[each]]}
+    period = _last_validations(recording)
+    last = recording.validations[-period:]
+    parts = [*recording.steps, *recording.validations]
+    sizes = [*recording.held, *(size for part in parts for size in requests_of(part))]
+    start, end = len(sizes) - sum(counts_of(last)), len(sizes)
+    released = {~event for part in last for event in part if event < 0}
+    old = [block for block in sorted(released) if len(recording.held) <= block < start]
+    left: defaultdict[int, deque[int]] = defaultdict(deque)  # by their bytes
+    for block in range(start, end):
+        if block not in released:
+            left[sizes[block]].append(block)
+    takes_over = {block: left[sizes[block]].popleft() for block in old if left[sizes[block]]}
     missing = [block for block in old if block not in takes_over]
-    others = sorted(block for blocks in by_size.values() for block in blocks)
-    takes_over |= zip(missing, others, strict=False)
-    count = len(sizes) - first
-    for times in range(1, math.ceil(LASTING_VALIDATIONS / len(validations)) + 1):
+    takes_over |= zip(missing, sorted(chain.from_iterable(left.values())), strict=False)
+    for number in range(LASTING_VALIDATIONS):
+        shift = (1 + number // period) * (end - start)
         # What was there from the beginning, or has no successor, was released the first time.
-        moved = {block: successor + (times - 1) * count for block, successor in takes_over.items()}
-        moved |= {block: block + times * count for block in range(first, len(sizes))}
-        for events in validations:
-            yield [e if e >= 0 else ~moved[~e] for e in events if e >= 0 or ~e in moved]
+        moved = {block: after + shift - (end - start) for block, after in takes_over.items()}
+        moved |= {block: block + shift for block in range(start, end)}
+        events = last[number % period]
+        yield [e if e >= 0 else ~moved[~e] for e in events if e >= 0 or ~e in moved]
 
 
 def _leaves_as_much(recording: Recording, period: int) -> bool:
