@@ -177,7 +177,9 @@ def test_a_rank_killed_in_a_probe_ends_the_job_and_all_that_it_started(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("what", "batch_size"), [("here", 5), ("holes", 5), ("worker", 8)])
+@pytest.mark.parametrize(
+    ("what", "batch_size"), [("here", 5), ("holes", 5), ("bare", 5), ("worker", 8)]
+)
 def test_a_users_own_script(what: str, batch_size: int) -> None:
     """With "holes", a rank needs more than the limit while the others wait for its gradients."""
     job = Torchrun(2, str(TARGETS / "own_script.py"), what)
@@ -190,10 +192,17 @@ def test_a_users_own_script(what: str, batch_size: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_that_is_sharded_already_is_refused_with_what_to_do() -> None:
-    job = Torchrun(2, str(TARGETS / "own_script.py"), "sharded")
+@pytest.mark.parametrize(
+    ("what", "why", "strategy"),
+    [("sharded", "is sharded already", "fsdp"), ("synchronized", "has SyncBatchNorm", "ddp")],
+)
+def test_a_model_whose_ranks_wait_within_its_passes_is_refused_with_what_to_do(
+    what: str, why: str, strategy: str
+) -> None:
+    job = Torchrun(2, str(TARGETS / "own_script.py"), what)
     status, stdout, stderr = job.wait()
     assert (status, stdout) == (0, "")
-    assert stderr.count("UsageError: the model is sharded already") == 2
-    assert "Try torchrun --nproc-per-node N -m batchfinder find FILE.py:FUNCTION --str" in stderr
+    assert stderr.count(f"UsageError: the model {why}") == 2
+    assert "Try torchrun --nproc-per-node N -m batchfinder find FILE.py:FUNCTION" in stderr
+    assert f"--strategy {strategy} with" in stderr
     assert job.is_gone()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -18,7 +19,7 @@ from batchfinder.probing.workers.process import WorkerProcess
 from batchfinder.probing.workers.process_worker import ProcessWorker
 from batchfinder.probing.workers.source import SetupSource, is_worker
 from batchfinder.probing.workers.supervisor import Supervisor
-from batchfinder.training.parallel import is_sharded
+from batchfinder.training.parallel import is_sharded, waits_within_passes
 from batchfinder.training.setup import TrainingSetup
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _HERE_WARNING = (
     "error leaves holes in its memory, so the answer may be too small. Try batchfinder find"
 )
 
-_TORCHRUN = "torchrun --nproc-per-node N -m batchfinder find FILE.py:FUNCTION --strategy fsdp"
+_TORCHRUN = "torchrun --nproc-per-node N -m batchfinder find FILE.py:FUNCTION --strategy"
 
 
 def choose_prober(
@@ -82,20 +83,25 @@ def _choose_for_ranks(setup: TrainingSetup, options: ProbeOptions) -> InProcessR
     from batchfinder.probing.ranks.in_process import InProcessRankProber
     from batchfinder.probing.ranks.meeting import open_meeting
 
-    if is_sharded(setup.model):
+    if why := waits_within_passes(setup.model):
+        strategy = "fsdp" if is_sharded(setup.model) else "ddp"
         raise UsageError(
-            "the model is sharded already, and a rank out of memory in its collectives would hang "
-            f"this job. Try {_TORCHRUN} with the function that builds it."
+            f"the model {why}, and a rank out of memory in its collectives would hang this job. "
+            f"Try {_TORCHRUN} {strategy} with the function that builds it."
         )
     if options.strategy == "fsdp":
         raise UsageError(
             "a rank out of memory in the collectives of fsdp would hang this job. "
-            f"Try {_TORCHRUN} with the function that builds the model."
+            f"Try {_TORCHRUN} fsdp with the function that builds the model."
         )
     meeting = open_meeting()
-    is_spoilt = not choose_device(options.device, setup.model).leaves_no_trace
+    device = choose_device(options.device, setup.model)
+    is_spoilt = not device.leaves_no_trace
     # If one rank has to warn, all ranks warn.
     is_spoilt = any(meeting.gather(is_spoilt))
+    if device.torch_device.type != "cpu":
+        # The first collective allocates buffers on the device, before its memory is measured.
+        dist.all_reduce(torch.ones(1, device=device.torch_device))
     prober = InProcessRankProber(setup, options, meeting)
     if is_spoilt:
         prober.notes.add(_HERE_WARNING.format("a rank of a script cannot be forked"))

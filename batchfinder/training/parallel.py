@@ -32,6 +32,14 @@ def is_sharded(model: nn.Module) -> bool:
     return any(isinstance(module, fully_sharding().FSDPModule) for module in model.modules())
 
 
+def waits_within_passes(model: nn.Module) -> str:
+    """Return why several ranks wait for each other within a model's passes; "" if they do not."""
+    if is_sharded(model):
+        return "is sharded already"
+    has_synchronized = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+    return "has SyncBatchNorm" if has_synchronized else ""
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside DistributedDataParallel; the model itself if it is not wrapped."""
     return model.module if isinstance(model, DistributedDataParallel) else model

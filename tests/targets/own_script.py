@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+import weakref
 from datetime import timedelta
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -13,8 +15,19 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import batchfinder
+from batchfinder.training import parallel
 
 MIB = 2**20
+
+
+class Wrapper(DistributedDataParallel):
+    """Counts itself, because buckets of one that is not collected take memory of the next."""
+
+    alive: ClassVar[weakref.WeakSet[Wrapper]] = weakref.WeakSet()
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.alive.add(self)
 
 
 class Mine(nn.Module):
@@ -29,6 +42,7 @@ class Mine(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         if dist.get_rank() == 1 and len(rows) >= self.oom_at:
             raise torch.OutOfMemoryError("CUDA out of memory.")
+        assert len(Wrapper.alive) <= 1, "an old wrapper has not been collected"
         assert self.layer.weight.grad is None, "gradients take the place of activations"
         if dist.get_rank() == 1 and self.leaves_holes and self.largest > len(rows):
             torch.empty(2**31, dtype=torch.uint8)  # more than the limit, but never written to
@@ -38,7 +52,7 @@ class Mine(nn.Module):
 
 
 def main(what: str, kind: str = "cpu") -> None:
-    """``what``: "here", "holes", "worker" or "sharded"; ``kind`` of device."""
+    """``what``: "here", "holes", "bare", "worker", "synchronized" or "sharded"."""
     device = torch.device(kind)
     if kind == "cuda":
         device = torch.device(kind, int(os.environ["LOCAL_RANK"]))
@@ -46,14 +60,17 @@ def main(what: str, kind: str = "cpu") -> None:
     backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=60))
     mine = Mine(oom_at=6, leaves_holes=what == "holes")
-    model: nn.Module = mine if what in ("here", "holes") else nn.Linear(4, 4)
+    model: nn.Module = mine if what in ("here", "holes", "bare") else nn.Linear(4, 4)
     model.to(device)
     if what == "sharded":
         from torch.distributed.fsdp import fully_shard
 
         fully_shard(model)
+    elif what == "synchronized":
+        model = nn.Sequential(model, nn.SyncBatchNorm(4))
     else:
-        model = DistributedDataParallel(model)
+        vars(parallel)["DistributedDataParallel"] = Wrapper
+        model = model if what == "bare" else Wrapper(model)
         before = {name: value.clone() for name, value in model.state_dict().items()}
     try:
         result = batchfinder.find_max_batch(

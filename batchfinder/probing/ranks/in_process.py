@@ -1,15 +1,15 @@
 """Probe DistributedDataParallel in the processes of the user's own script.
 
 A rank that runs out of memory must not leave the others in a collective, because nothing could free
-these processes from it. So the forward and backward pass of a size run without collectives. Then
-the ranks meet through a store in host memory. Only if all ranks survived, they synchronize
-gradients in a pass of the smallest batch. Its memory has just been freed by the larger pass. The
-CPU's heap may have it in holes only, so there no limit holds in that pass: the peak shows the rest.
+these processes from it. So the forward and backward pass of a size run without collectives. Once,
+all ranks synchronize the gradients of the smallest batch, which each has run alone before. The
+CPU's heap may have memory for it in holes only, so there no limit holds in that pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -27,11 +27,16 @@ from batchfinder.probing.workers.here import Here, Ranks
 from batchfinder.probing.workers.supervisor import NOT_CLEAN_WARNING
 from batchfinder.probing.workers.worker import Order
 from batchfinder.results.probe import Probe
+from batchfinder.training.parallel import uncompiled
 from batchfinder.training.placement import move_to_device
 from batchfinder.training.sample import BatchMaker, move_batch
 from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.source import Kept
 from batchfinder.training.step import TrainingStep
 from batchfinder.training.user_traceback import error_line, user_traceback
+
+# Gradients are synchronized before this step: a training does so first at the end of step 1.
+SYNCHRONIZED_STEP = 2
 
 T = TypeVar("T")
 
@@ -83,6 +88,7 @@ class InProcessRankProber(RankedProber):
         if not probe.fits:
             # Some ranks may have got further than others, so all start over from the same state.
             self._alone.end()
+            gc.collect()  # a rank that was stopped has ended within its step, which held all
         return probe
 
     def close(self) -> None:
@@ -92,12 +98,11 @@ class InProcessRankProber(RankedProber):
     def _make_step(
         self, batches: BatchMaker, smallest: int | None, *args: Any, **options: Any
     ) -> TrainingStep:
-        small_batch = None if smallest is None else partial(batches.make, smallest)
-        return _StepInTwoParts(
+        return _StepWithoutCollectives(
             *args,
             survived=self._all_agree,
-            small_batch=small_batch,
-            around_small_pass=self._alone.limit_lifted_on_heap,
+            make_small=lambda batch_size: batches.make(smallest or batch_size),
+            around_small_passes=self._alone.limit_lifted_on_heap,
             **options,
         )
 
@@ -108,8 +113,11 @@ class InProcessRankProber(RankedProber):
         return all(said)
 
 
-class _StepInTwoParts(TrainingStep):
-    """A step that synchronizes gradients only after all ranks have survived the rest of it."""
+class _StepWithoutCollectives(TrainingStep):
+    """A step whose ranks train each for itself. They synchronize only small batches, and only once.
+
+    DistributedDataParallel replaces its buckets in the forward pass after that.
+    """
 
     def __init__(
         self,
@@ -117,8 +125,8 @@ class _StepInTwoParts(TrainingStep):
         device: torch.device,
         *,
         survived: Callable[[bool], bool],
-        small_batch: Callable[[], Any] | None,
-        around_small_pass: Callable[[], AbstractContextManager[None]],
+        make_small: Callable[[int], Any],
+        around_small_passes: Callable[[], AbstractContextManager[None]],
         **options: Any,
     ) -> None:
         # The model itself may be too large for one rank. Wrapping it is a collective of all ranks.
@@ -126,21 +134,43 @@ class _StepInTwoParts(TrainingStep):
         survived(True)
         super().__init__(setup, device, **options)
         self._survived = survived
-        self._small_batch = small_batch
-        self._around_small_pass = around_small_pass
+        self._make_small = make_small
+        self._around_small_passes = around_small_passes
+        self._steps = 0
+        self._must_meet = True  # before the next forward pass, as it begins with collectives
+
+    def fetch(self, next_batch: Callable[[], Any]) -> Iterator[Any]:
+        self._steps += 1
+        if self._steps == SYNCHRONIZED_STEP:
+            self._synchronize()
+        return super().fetch(next_batch)
 
     def forward_backward(self, batch: Any, after_forward: Callable[[], Any] = lambda: None) -> None:
+        if self._must_meet:
+            self._survived(True)
+            self._must_meet = False
         with self._model.no_sync():
             super().forward_backward(batch, after_forward)
-        self._survived(True)
-        if not self.trains_itself:
-            # As at the start of any step: with gradients alive a forward pass may not fit.
-            self.optimizer.zero_grad(set_to_none=True)
-        kept = self._kept
-        with self._around_small_pass():
-            small = batch if self._small_batch is None else self._small_batch()
-            super().forward_backward(move_batch(small, self.device))
-        self._kept = kept
+
+    def release(self) -> None:
+        super().release()
+        self._must_meet = True
+        ddp: Any = uncompiled(self._model)
+        ddp.require_forward_param_sync = True
+
+    def _synchronize(self) -> None:
+        """Synchronize the gradients of the smallest batch, which each rank tries alone before."""
+        kept, had_gradients = self._kept, self._has_old_gradients
+        with self._around_small_passes():
+            batch = move_batch(self._make_small(self._batch_size), self.device)
+            for run in (self.forward_backward, super().forward_backward):
+                self._kept = Kept()
+                run(batch)
+                if not (had_gradients or self.trains_itself):
+                    self.optimizer.zero_grad(set_to_none=True)
+                self._survived(True)
+        self._kept, self._has_old_gradients = kept, had_gradients
+        self._must_meet = True
 
 
 class _AnotherHasEndedError(BatchFinderError):
