@@ -17,7 +17,10 @@ from typing import Any, NoReturn
 
 import click
 
-from batchfinder.errors import BatchFinderError, UsageError, UserCodeError
+from batchfinder.errors import BatchFinderError, RankError, UsageError, UserCodeError
+
+# Where a word is an option's name, and not an ordinary word.
+_ALONE = "(?:^|(?<=the option ))"
 
 # The exit statuses of commands; ``errors.py`` has those of errors, 1 and 2.
 FOUND = 0
@@ -54,7 +57,8 @@ def exit_with(command: str, **options: Any) -> NoReturn:
     except BatchFinderError as error:
         if isinstance(error, UserCodeError):
             click.echo(error.user_traceback, err=True, nl=False)
-        told = as_typed(str(error)) if isinstance(error, UsageError) else error
+        is_ours = isinstance(error, (RankError, UsageError))  # others may quote the user's code
+        told = as_typed(str(error)) if is_ours else error
         click.echo(f"Error: {told}", err=True)
         sys.exit(error.exit_code)
     except OSError as error:
@@ -72,12 +76,12 @@ def exit_with(command: str, **options: Any) -> NoReturn:
 def as_typed(message: str) -> str:
     """Return a message with the command's options as the user types them, not as Python names.
 
-    A name of one word is an ordinary word too, so it counts as an option only at the beginning. A
-    placeholder or a keyword argument is none.
+    A name of one word is an ordinary word too, so it counts as an option only at the beginning, or
+    after "the option". A placeholder or a keyword argument is none.
     """
     context = click.get_current_context(silent=True)
     for option in context.command.params if context else ():
-        place = r"(?<![\w{(.])" if "_" in (name := option.name or "") else "^"
+        place = r"(?<![\w{(.])" if "_" in (name := option.name or "") else _ALONE
         if isinstance(option, click.Option) and name:
             message = re.sub(rf"{place}{name}\b(?![-=}}])", option.opts[0], message)
     return message

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 import torch
 from click.testing import CliRunner, Result
@@ -14,6 +15,7 @@ from processes import idle_bytes
 from warm import start_command
 
 from batchfinder.cli.app import cli
+from batchfinder.cli.exiting import as_typed
 from batchfinder.training.user_module import check_target
 from batchfinder.units import MIB
 
@@ -360,3 +362,16 @@ def test_nothing_fits_tells_what_is_missing_and_what_could_help(function: str, r
     assert headline.startswith("Nothing fits: batch size 1 needs more than ")
     assert re.match(r"It needs at least \d.* more than the budget. It held .* and", missing)
     assert levers.startswith("Try bf16, an optimizer with less state ")
+
+
+@pytest.mark.parametrize(
+    ("said", "typed"),
+    [
+        ("on rank 1: confirm_steps must be at least 1", "on rank 1: --confirm-steps must be"),
+        ("the ranks do not agree on the option compiled: rank 0", "on the option --compile: rank"),
+        ("the ranks do not agree on the mode", "on the mode"),
+    ],
+)
+def test_messages_name_options_as_they_are_typed(said: str, typed: str) -> None:
+    with click.Context(cli.commands["find"]):
+        assert typed in as_typed(said)

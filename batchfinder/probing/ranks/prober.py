@@ -189,6 +189,7 @@ def _asked_for(source: SetupSource, options: ProbeOptions) -> dict[str, Any]:
     """Return the requests that must be equal on all ranks: all but the memory limit and budget."""
     asked = {f"the option {name}": value for name, value in asdict(options).items()}
     del asked["the option memory_limit"], asked["the option budget_bytes"]
+    asked["the smallest batch size"] = asked.pop("the option smallest")
     return {
         "the target": source.target,
         "the target's arguments": dict(source.arguments),
