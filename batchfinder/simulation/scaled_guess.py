@@ -103,8 +103,9 @@ def scaled_guess(
 
     Returns:
         The guess, below the ``failure``; None if it is smaller, or if the recordings do not
-        determine it, as where that failure ran out of memory but fits by them. It is unsure if none
-        is above it, and steps of the larger one made other requests than those of the smaller, as
+        determine it, as where that failure fits by them but ran out of memory in its first step. If
+        it did later, the guess is near it, and twice as far each time. It is unsure if none is
+        above it, and steps of the larger one made other requests than those of the smaller, as
         kernels differ with the size.
     """
     large = max(_models(recordings), default=0)
@@ -128,7 +129,11 @@ def scaled_guess(
     failed = failure.batch_size if failure else MOST_EXAMPLES + 1
     ran_out = failure is not None and failure.outcome is Outcome.OOM
     if ran_out and fits(failed) and failing(failed) is None:
-        return None
+        if failed not in recordings or not recordings[failed].steps:
+            return None
+        # Its requests are as they should be: replays misjudge only what the allocator loses.
+        farthest = max(size for size, each in recordings.items() if each.ran_out)
+        return Guess(failed - max(1, farthest - failed))
     least = max([at_least, *(size for size in whole(recordings) if size < failed)])
     end = math.floor(min(failed, scaled.end_of_tensors(limit_bytes) + 1))
     if end <= least or end > MOST_EXAMPLES or not fits(least):

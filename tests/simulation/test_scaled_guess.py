@@ -170,6 +170,19 @@ def test_recordings_by_which_a_size_that_ran_out_fits_tell_nothing() -> None:
     assert 97 <= guess.size <= 100
 
 
+def test_failures_after_the_first_step_move_the_guess_down_twice_as_far_each_time() -> None:
+    """The requests grow as they should, so the answer is near: replays misjudge only the cache."""
+    recordings = {2: recorded(2), 20: recorded(20)}
+    for failed, size in ((90, 89), (88, 86), (80, 70)):
+        failure = recorded(failed)
+        recordings[failed] = failure._replace(steps=failure.steps[:1], ran_out=True)
+        guess = scaled_guess(
+            recordings, 500 * MIB, AllocatorSettings(), failure=out_of_memory(failed)
+        )
+        assert guess is not None
+        assert guess.size == size
+
+
 def test_a_guess_fits_for_as_long_as_its_confirmation_must_last() -> None:
     """The fourth step needs half as much again, and three show a steady peak."""
 
