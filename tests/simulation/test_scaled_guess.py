@@ -170,6 +170,24 @@ def test_recordings_by_which_a_size_that_ran_out_fits_tell_nothing() -> None:
     assert 97 <= guess.size <= 100
 
 
+def test_a_small_size_may_fit_although_the_one_below_does_not() -> None:
+    """16 examples leave room for 30 MiB in their block, which keep the next request out of it."""
+
+    def cached(batch_size: int) -> Recording:
+        """The first step leaves 2 MiB in each of three segments, so none is ever released."""
+        growing = [18 * batch_size, 30]
+        first = [282, ~1, 2, 280, 322, ~4, 2, 320, 62, ~7, 2, ~3, ~6, *growing, ~9, 320, ~10, ~11]
+        later = [[*growing, ~n, 320, ~(n + 1), ~(n + 2)] for n in (12, 15)]
+        steps = [[e * MIB if e > 0 else e for e in step] for step in (first, *later)]
+        return Recording([100 * MIB], steps)
+
+    budget, settings = 900 * MIB, AllocatorSettings()
+    assert [n for n in range(12, 30) if lasts(cached(n), budget, settings)] == [12, 13, 14, 15, 17]
+    guess = scaled_guess({2: cached(2), 5: cached(5)}, budget, settings)
+    assert guess is not None
+    assert guess.size == 17
+
+
 def test_failures_after_the_first_step_move_the_guess_down_twice_as_far_each_time() -> None:
     """The requests grow as they should, so the answer is near: replays misjudge only the cache."""
     recordings = {2: recorded(2), 20: recorded(20)}
