@@ -235,7 +235,7 @@ class ProbeSession:
                 peak = self._step(batch_size, partial(next_batch, watch.batch_number), run)
                 run.steps_differ |= recorder.end_step()  # by layers skipped at random, for example
                 if run.steps_differ:
-                    watch.expect_variation()
+                    watch.expect_variation(lengths_differ=self.batches.varies)
                 watch.note(peak, run.allocation_retries)
                 watch = foreseen(recorder.recording, watch, self._limit_bytes)
                 if self.all_agree(watch.is_over):  # ranks end together, each judged by itself

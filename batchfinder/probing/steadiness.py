@@ -28,12 +28,13 @@ CACHING_VARIED_STEPS = 5
 DIFFERING_STEPS = MAX_CONFIRM_STEPS
 
 # Fraction of the budget kept free if batches vary in length, because other orders of the same
-# batches need more. On a caching allocator, 20 orders of batches were tried, 30 steps each: at 124
-# of set-up varying-bert-24 (scripts/benchmarks/parts/setup_list.py) one ran out of memory, at 127
-# fifteen. With 5 % free, 123 is confirmed there. Replays of a confirmation leave it free too:
-# without that, set-up lightning-24 was answered 150, which ran out of memory in two of three
-# trainings of 200 steps under the search's budget. 141, with it, did in one of six.
+# batches need more: of 20 orders at 124 of set-up varying-bert-24
+# (scripts/benchmarks/parts/setup_list.py), 30 steps each, one ran out of memory, at 127 fifteen.
 VARIED_ROOM = 0.05
+
+# Fraction kept free where replays try many such orders: of 24 at 141 of lightning-24, none ran out
+# of memory in 30 steps with 2.5 % free; with all of the budget, one did in 400 steps.
+ORDERS_ROOM = 0.025
 
 # The optimizer's states appear at the end of the first step. Blocks cached before are then in the
 # way, and the second step may flush them. A size that flushes later trains in a lucky layout only.
@@ -126,7 +127,7 @@ class PeakWatch:
         self.most_steps = max(most_steps, self._least_steps + STEADY_STEPS)
         self._may_flush = may_flush
         if batches_vary:
-            self.expect_variation()
+            self.expect_variation(lengths_differ=True)
         self._noise_bytes = GROWTH_NOISE * budget_bytes
         self.peaks: list[int] = []
         self._flushes, self._last_flush = False, 0
@@ -151,8 +152,7 @@ class PeakWatch:
     def expect_variation(self, *, lengths_differ: bool = False) -> None:
         """Watch more steps, as batches differ in shape. With longer ones, more steps may flush."""
         self._batches_vary = True
-        if not lengths_differ:
-            self._may_flush = STEPS_THAT_MAY_FLUSH
+        self._may_flush = SETTLING_STEPS if lengths_differ else STEPS_THAT_MAY_FLUSH
         self._least_steps = max(self._least_steps, self._varied_steps)
         self.most_steps = max(self.most_steps, self._least_steps + STEADY_STEPS)
 

@@ -16,8 +16,8 @@ SHORT_LIVED_NOTE = (
     "for longer"
 )
 FORESEEN_NOTE = (
-    "the steps just below it, scaled to this size, run out of memory when replayed, so it did not "
-    "run itself"
+    "the steps just below it, scaled to this size, run out of memory, or go on to flush the "
+    "allocator's cache, when replayed, so it did not run itself"
 )
 THRASHING_NOTE = "runs only by flushing the allocator's cache after its first steps"
 

@@ -40,10 +40,10 @@ LASTING_STEPS = 12
 # which skips layers at random: 280 ran out of memory in the second step, 295 in the eighth).
 ORDERS, ORDERED_STEPS = 6, 30
 
-# Beginnings of a training that are tried, and the steps of each. Of 40 at a size that was
-# too large, 2 to 7 ran out of memory, all but one of them in the first four steps (an SFTTrainer
-# whose loss is made in pieces, under 8 GiB).
-BEGINNINGS, BEGINNING_STEPS = 24, 4
+# Orders of batches of varying length. Each begins with another batch, and has ORDERED_STEPS steps.
+# The longest batch rarely comes first: of four trainings of lightning-24 at 150, two ran out of
+# memory, in steps 15 and 20. So do 3 of these 24, and none of 6 that begin with the longest.
+BEGINNINGS = 24
 
 # Batches of varying length are drawn between two recorded ones, or as far below the smaller: a
 # confirmation sees three lengths, an epoch hundreds. Set-up lightning-24 was answered 159 without
@@ -60,19 +60,23 @@ def lasts(recording: Recording | None, budget_bytes: int, settings: AllocatorSet
     """Return True if a recorded confirmation can go on for LASTING_STEPS steps.
 
     They are replayed as recorded, and as in a loop that releases each batch before it copies the
-    next. What a fragmented allocator loses depends on such details. Batches of varying length must
-    not flush the cache at all, and steps that differ, such as those of a model that skips layers at
-    random, only at the beginning: a size whose replays did (282 of wav2vec2-80) ran out of memory
-    in two real loops of three. Equal steps that flush after SETTLING_STEPS go on to do so. A script
-    whose lengths differ may flush now and then: without that, a Whisper got 15 for 25. If the steps
-    of equal batches differ, some of the budget is kept free. An unknown confirmation (None)
+    next. What a fragmented allocator loses depends on such details. Steps that differ, such as
+    those of a model that skips layers at random, may only flush the cache at the beginning: a size
+    whose replays did later (282 of wav2vec2-80) ran out of memory in two real loops of three.
+    Equal steps that flush after SETTLING_STEPS go on to do so. Batches of varying length flush now
+    and then, as blocks of shorter ones are too small for longer ones: only running out of memory
+    counts, and a training may begin with any of them. Without that, a Whisper got 15 for 25. If the
+    steps of equal batches differ, some of the budget is kept free. An unknown confirmation (None)
     counts as lasting.
     """
     return recording is None or failing_variant(recording, budget_bytes, settings) is None
 
 
 def failing_variant(
-    recording: Recording, budget_bytes: int, settings: AllocatorSettings, only: int | None = None
+    recording: Recording,
+    budget_bytes: int,
+    settings: AllocatorSettings,
+    numbers: Sequence[int] = range(2 + ORDERS),
 ) -> int | None:
     """Return the number of the first variant (:func:`going_on`) that does not last; None if all do.
 
@@ -80,94 +84,72 @@ def failing_variant(
         recording: a confirmation.
         budget_bytes: the bytes that the allocator may reserve.
         settings: settings of the allocator.
-        only: the number of the variant to replay. Default: all.
+        numbers: those of the variants to replay.
     """
     if not recording.steps:
         return None
     limit_bytes = limit_of(recording, budget_bytes)
     quiet_from: float = STEPS_THAT_MAY_FLUSH if steps_vary(recording) else SETTLING_STEPS
-    if recording.batches_vary:
-        quiet_from = 0
-    if recording.lengths_differ:  # a script's launch ran for long enough to see whether it settles
+    if recording.batches_vary or recording.lengths_differ:
         quiet_from = math.inf
-    for place, variant in enumerate(going_on(recording, only=only), only or 0):
+    for number, variant in going_on(recording, numbers):
         allocator = allocator_of(limit_bytes, settings)
         if not _lasts_in(allocator, variant, quiet_from):
-            return place
+            return number
         if allocator.reserved_bytes < FAR_FROM_BUDGET * limit_bytes:
             return None  # no other variant needs twice as much
     return None
-
-
-def may_begin_anywhere(recording: Recording, limit_bytes: int, settings: AllocatorSettings) -> bool:
-    """Return True if a training may also begin with a shorter batch than the longest.
-
-    Blocks that it leaves are too small for the longer batches. Then the allocator flushes its
-    cache, now and then: only running out of memory counts. With TRL's RewardTrainer, batch size 57
-    ran out of memory in the fourth step if the first had 626 tokens and later ones 640. The
-    same holds for the blocks that validations leave, so the recorded order is replayed with them.
-    """
-    seeds = range(BEGINNINGS)
-    orders = in_other_orders(recording, BEGINNING_STEPS, begin_anywhere=True, seeds=seeds)
-    if recording.validations and not _lasts_in(allocator_of(limit_bytes, settings), recording):
-        return False
-    return all(
-        _lasts_in(allocator_of(limit_bytes, settings), order, least_steps=BEGINNING_STEPS)
-        for order in orders
-    )
 
 
 def _lasts_in(
     allocator: CachingAllocator,
     variant: Recording,
     quiet_from: float = math.inf,
-    least_steps: int = LASTING_STEPS,
 ) -> bool:
     """Return True if the steps fit, without a flush of the cache from one on.
 
-    If they are fewer than ``least_steps``, the last ones are repeated.
+    If they are fewer than LASTING_STEPS, the last ones are repeated.
     """
     try:
-        flushes = enumerate(_flushes(variant, allocator, least_steps))
+        flushes = enumerate(_flushes(variant, allocator))
         return not any(count and number >= quiet_from for number, count in flushes)
     except DeviceFullError:
         return False
 
 
-def _flushes(variant: Recording, allocator: CachingAllocator, least_steps: int) -> Iterator[int]:
+def _flushes(variant: Recording, allocator: CachingAllocator) -> Iterator[int]:
     """Replay a confirmation, its later steps and its validations; yield the flushes of each step.
 
     Raises:
         DeviceFullError: the device runs out of memory.
     """
     replay = Replay(variant, allocator)
-    for _, flushes in replay.steps(max(least_steps, len(variant.steps))):
+    for _, flushes in replay.steps(max(LASTING_STEPS, len(variant.steps))):
         yield flushes
     replay.validations()
 
 
 def going_on(
-    recording: Recording, steps: int = ORDERED_STEPS, *, only: int | None = None
-) -> Iterator[Recording]:
-    """Yield a recording, and others of steps that may come instead or later.
+    recording: Recording, numbers: Sequence[int] = range(2 + ORDERS)
+) -> Iterator[tuple[int, Recording]]:
+    """Yield a recording, and others of steps that may come instead or later, each with its number.
 
-    Those in other orders have this many steps. ``only`` is the number of the one that is wanted.
+    Variant 0 is the recording, 1 releases each batch early, and all others are orders of its steps.
     """
-    wanted = range(2 + ORDERS) if only is None else (only,)
-    if 0 in wanted:
-        yield recording
-    if 1 in wanted:
-        yield releasing_early(recording)
-    if seeds := [number - 2 for number in wanted if number >= 2]:
-        yield from in_other_orders(recording, steps, seeds=seeds)
+    if 0 in numbers:
+        yield 0, recording
+    if 1 in numbers:
+        yield 1, releasing_early(recording)
+    seeds = [number - 2 for number in numbers if number >= 2]
+    orders = in_other_orders(recording, begin_anywhere=recording.batches_vary, seeds=seeds)
+    for seed, order in zip(seeds, orders, strict=False):
+        yield 2 + seed, order
 
 
 def bytes_to_last(variant: Recording, settings: AllocatorSettings) -> int:
     """Return the bytes that the steps of a confirmation, and later ones, reserve without a limit.
 
-    With these bytes, the allocator never flushes its cache in a step. In validations it may: they
-    are few, and what they gather leaves blocks of many sizes. With them, no batch size of a
-    ``Trainer`` seemed to fit in twice the memory that 64 trained in.
+    With these bytes, the allocator never flushes its cache.
     """
     allocator = allocator_of(None, settings)
     for _ in Replay(variant, allocator).steps(max(LASTING_STEPS, len(variant.steps))):

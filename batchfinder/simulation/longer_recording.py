@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cache
-from typing import NamedTuple
 
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings, DeviceFullError
 from batchfinder.probing.devices.allocator.expandable import allocator_of
@@ -15,45 +14,20 @@ from batchfinder.probing.devices.allocator.recorded_step import (
     only_large,
     steps_vary,
 )
+from batchfinder.probing.steadiness import ORDERS_ROOM
 from batchfinder.results.probe import Outcome, Probe
-from batchfinder.search.bracket import FAR_FROM_BUDGET, differing_at
+from batchfinder.search.bracket import differing_at
 from batchfinder.search.head_start import Guess
 from batchfinder.search.prober import Recording
-from batchfinder.simulation.lasting import (
-    ORDERED_STEPS,
-    bytes_to_last,
-    going_on,
-    in_other_orders,
-    limit_of,
-    may_begin_anywhere,
-)
+from batchfinder.simulation.lasting import BEGINNINGS, bytes_to_last, failing_variant
 from batchfinder.simulation.scaled_recording import ScaledRecording
 
-# Steps of each order near the budget, if one of the shorter orders needs more than the recorded
-# one. With 30, 150 of set-up lightning-24 lasted in all six orders, and ran out of memory in one
-# training of four, in its 20th step; with 120, four of the six need more.
-MANY_STEPS = 120
+# Guesses are this near the answer, as a share: in searches of seven set-ups of
+# scripts/benchmarks/parts/setup_list.py whose lengths vary, guesses from a quarter of the answer
+# and more were 4 % below it to 10 % above. Sizes this far apart are tried.
+DEVIATION, APART = 0.04, 0.01
 
-# A guess replays this many sizes besides a recorded one. It is this near the answer, as a share. In
-# searches of seven set-ups of scripts/benchmarks/parts/setup_list.py whose lengths vary, guesses
-# from a quarter of the answer and more were 4 % below it to 10 % above.
-REPLAYED_GUESSES, DEVIATION = 2, 0.04
-
-
-class Needs(NamedTuple):
-    """The bytes that a confirmation needs in order to last.
-
-    Attributes:
-        most: the bytes of the variant (:func:`going_on`) that needs most.
-        small: the part of it in the allocator's small pool, where the order of steps hardly counts.
-        worst: the number of that variant.
-        steps: the steps of the variants in other orders.
-    """
-
-    most: int
-    small: int
-    worst: int
-    steps: int
+VARIANTS = range(2 + BEGINNINGS)
 
 
 class LongerRecordings:
@@ -63,8 +37,6 @@ class LongerRecordings:
         recordings: confirmations, by size. There may be more later.
         budget_bytes: the bytes that the allocator may reserve.
         settings: settings of the allocator.
-        room_bytes: more bytes, kept free because other orders need more than the recorded one.
-            Orders that begin with a shorter batch are such orders, so they may use this room.
     """
 
     def __init__(
@@ -72,21 +44,16 @@ class LongerRecordings:
         recordings: Mapping[int, Recording],
         budget_bytes: int,
         settings: AllocatorSettings,
-        room_bytes: int = 0,
     ) -> None:
         self._recordings, self._settings = recordings, settings
-        self._budget_bytes, self._room_bytes = budget_bytes, room_bytes
-        self._needs = cache(self._needs_of)
+        self._budget_bytes = budget_bytes
+        self._limit = cache(self._limit_of)
         self.guess_from = cache(self._guessed_from)
 
     def last(self, size: int) -> bool:
         """Return True if the confirmation at a size lasts, as :func:`lasts` does."""
         recording = self._recordings.get(size)
-        if not (recording and recording.steps):
-            return True
-        share = self._needs(size).most / self._limit(size)
-        is_far = share < FAR_FROM_BUDGET and not recording.validations
-        return share <= 1 and (is_far or self._begins(size, recording))
+        return recording is None or self._failing(size, recording) is None
 
     def foresee(self, size: int) -> bool:
         """Return True if the confirmation just below a size, scaled to it, does not last."""
@@ -119,58 +86,36 @@ class LongerRecordings:
         if not (size and recording and recording.ran_out and not recording.steps):
             return False
         scaled_up = in_proportion(self._recordings, size).at(failed)
-        allocator = allocator_of(self._budget_bytes + self._room_bytes, self._settings)
+        allocator = allocator_of(self._budget_bytes, self._settings)
         try:
             next(Replay(scaled_up, allocator).steps(1))
         except DeviceFullError:
             return False
         return True
 
-    def _limit(self, size: int) -> int:
-        return limit_of(self._recordings[size], self._budget_bytes)
-
-    def _needs_of(self, size: int) -> Needs:
+    def _limit_of(self, size: int) -> int:
+        """Return the bytes that large requests may use: the small pool hardly depends on orders."""
         recording = self._recordings[size]
+        parts = recording, only_large(recording)
+        all_bytes, large_bytes = (bytes_to_last(part, self._settings) for part in parts)
+        return int(self._budget_bytes * (1 - ORDERS_ROOM)) - (all_bytes - large_bytes)
+
+    def _failing(self, size: int, recording: Recording, variants: range = VARIANTS) -> int | None:
         large = only_large(recording)
-        steps = ORDERED_STEPS
-        each = [bytes_to_last(variant, self._settings) for variant in going_on(large, steps)]
-        small = bytes_to_last(recording, self._settings) - each[0]
-        if max(each) > max(each[:2]) and max(each) > FAR_FROM_BUDGET * self._limit(size):
-            steps = MANY_STEPS
-            orders = in_other_orders(large, steps)
-            each[2:] = [bytes_to_last(variant, self._settings) for variant in orders]
-        return Needs(small + max(each), small, each.index(max(each)), steps)
+        return failing_variant(large, self._limit(size), self._settings, variants)
 
     def _guessed_from(self, size: int) -> Guess | None:
-        needs, held = self._needs(size), sum(self._recordings[size].held)
-        limit_bytes, scaled = self._limit(size), in_proportion(self._recordings, size)
-
-        def needed(larger: int) -> int:
-            # The variant that needs most at one size needs most at another. Small requests that
-            # are large here may leave nothing to exchange.
-            large = only_large(scaled.at(larger))
-            variant = next(going_on(large, needs.steps, only=needs.worst), large)
-            return needs.small + bytes_to_last(variant, self._settings)
-
-        end = scaled.end_of_tensors(limit_bytes)
-        if math.isinf(end) or needs.most <= held:
+        scaled = in_proportion(self._recordings, size)
+        end = scaled.end_of_tensors(self._limit(size))
+        if math.isinf(end):
             return None  # nothing grows
-        known = {0: held, size: needs.most}
-        guess = max(1, math.floor(end))
-        for _ in range(REPLAYED_GUESSES):
-            known[guess] = known.get(guess) or needed(guess)
-            low = max((n for n, most in known.items() if most <= limit_bytes), default=0)
-            high = min((n for n, most in known.items() if n > low), default=low)
-            share = (limit_bytes - known[low]) / max(1, known[high] - known[low])
-            guess = max(1, low + math.floor(share * (high - low)))
-        while guess > 1 and not self._begins(size, scaled.at(guess)):
-            guess = math.floor(guess * (1 - DEVIATION))
+        guess, variants = max(1, math.floor(end)), VARIANTS
+        while (
+            guess > 1 and (failing := self._failing(size, scaled.at(guess), variants)) is not None
+        ):
+            guess = math.floor(guess * (1 - APART))
+            variants = range(failing, VARIANTS.stop)  # those before it last at smaller sizes too
         return Guess(guess, deviation=DEVIATION)
-
-    def _begins(self, size: int, recording: Recording) -> bool:
-        """Return True if a recording, scaled from that of a size, may begin with any batch."""
-        limit_bytes = self._limit(size) + self._room_bytes - self._needs(size).small
-        return may_begin_anywhere(only_large(recording), limit_bytes, self._settings)
 
 
 def in_proportion(recordings: Mapping[int, Recording], size: int) -> ScaledRecording:

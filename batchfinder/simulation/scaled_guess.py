@@ -17,12 +17,12 @@ from batchfinder.probing.devices.allocator.expandable import allocator_of
 from batchfinder.probing.devices.allocator.recorded import going_on
 from batchfinder.probing.devices.allocator.recorded_step import steps_vary
 from batchfinder.probing.place import batches_vary
-from batchfinder.probing.steadiness import STEPS_THAT_MAY_FLUSH, PeakWatch, with_room
+from batchfinder.probing.steadiness import STEPS_THAT_MAY_FLUSH, PeakWatch
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.search.belief import APART
 from batchfinder.search.head_start import Guess, HeadStart, MakeEstimate
 from batchfinder.search.prober import Prober, Recording
-from batchfinder.simulation.lasting import failing_variant, lasts, limit_of
+from batchfinder.simulation.lasting import ORDERS, failing_variant, lasts, limit_of
 from batchfinder.simulation.longer_recording import (
     LongerRecordings,
     in_proportion,
@@ -64,10 +64,8 @@ def head_start_of(
     expanding = replace(settings, expandable_segments=True)
 
     if batches_vary(prober):  # small batches have other lengths than large ones
-        budget_bytes = with_room(prober.budget_bytes)
-        room_bytes = prober.budget_bytes - budget_bytes
         longer, expanded = (
-            LongerRecordings(recordings, budget_bytes, each, room_bytes)
+            LongerRecordings(recordings, prober.budget_bytes, each)
             for each in (settings, expanding)
         )
         return HeadStart(
@@ -116,7 +114,8 @@ def scaled_guess(
 
     @cache
     def failing(batch_size: int, only: int | None = None) -> int | None:
-        return failing_variant(scaled.at(batch_size), budget_bytes, settings, only)
+        numbers = range(2 + ORDERS) if only is None else (only,)
+        return failing_variant(scaled.at(batch_size), budget_bytes, settings, numbers)
 
     @cache
     def fits(batch_size: int) -> bool:

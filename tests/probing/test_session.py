@@ -343,6 +343,16 @@ def test_where_a_process_keeps_traces_six_steps_show_how_much_peaks_differ() -> 
     assert (attempt.probe.outcome, attempt.probe.steps) == (Outcome.FITS, 6)
 
 
+@pytest.mark.parametrize(("last_flush", "fits"), [(4, True), (8, True), (9, False)])
+def test_a_longer_batch_may_flush_the_cache_in_later_steps(last_flush: int, fits: bool) -> None:
+    """A Whisper got 19 where 26 trains: a batch longer than those before flushes it at times."""
+    watch = PeakWatch(1000, least_steps=3, peaks_wander=False, batches_vary=True)
+    while not watch.is_over and len(watch.peaks) < watch.most_steps:
+        watch.expect_variation(lengths_differ=True)  # as steps of other lengths make other requests
+        watch.note(900, len(watch.peaks) < last_flush)
+    assert (not watch.objection()) is fits
+
+
 @pytest.mark.parametrize(("peak", "fits"), [(9400, True), (9600, False)])
 def test_where_batches_vary_each_step_leaves_room_for_other_orders(peak: int, fits: bool) -> None:
     def make_batch(batch_size: int, step: int) -> Tensor:

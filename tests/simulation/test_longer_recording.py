@@ -1,20 +1,23 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings, CachingAllocator
 from batchfinder.probing.devices.allocator.recorded import Replay
 from batchfinder.probing.devices.allocator.recorded_step import only_large
+from batchfinder.probing.steadiness import ORDERS_ROOM
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.search.prober import Recording
 from batchfinder.simulation.lasting import (
     LASTING_STEPS,
     bytes_to_last,
+    failing_variant,
     in_other_orders,
     lasts,
-    may_begin_anywhere,
 )
-from batchfinder.simulation.longer_recording import LongerRecordings
+from batchfinder.simulation.longer_recording import VARIANTS, LongerRecordings
 from batchfinder.units import MIB
 
 
@@ -54,7 +57,8 @@ def test_the_largest_size_of_varying_lengths_is_guessed_from_a_small_one() -> No
     def at(size: int) -> Recording:
         return of_lengths(*(tokens * size // 10 for tokens in (100, 90, 96, 90, 96)))
 
-    end = max(n for n in range(10, 200) if lasts(at(n), 5000 * MIB, AllocatorSettings()))
+    sizes = {n: at(n) for n in range(10, 200)}
+    end = max(filter(LongerRecordings(sizes, 5000 * MIB, AllocatorSettings()).last, sizes))
     assert 0.9 * end <= guess.size <= 1.1 * end
     recordings |= {end: at(end), 2 * end: at(2 * end)}
     assert [longer.last(size) for size in (10, end, 2 * end, 3 * end)] == [True, True, False, True]
@@ -254,17 +258,12 @@ def texts(*tokens: int) -> Recording:
     return Recording([50 * MIB], steps, batches_vary=True)
 
 
-def test_where_the_order_of_lengths_counts_more_steps_must_last() -> None:
-    """Thirty steps in other orders need more than the recorded ones, and 120 still more."""
+def test_steps_that_flush_the_cache_for_longer_batches_go_on() -> None:
+    """Without a limit, the blocks of all lengths take 718 MiB."""
     recording, settings = texts(128, 100, 64, 90, 110), AllocatorSettings()
-    recorded_bytes = bytes_to_last(recording, settings)
-    thirty, many = (
-        max(bytes_to_last(each, settings) for each in in_other_orders(recording, steps))
-        for steps in (30, 120)
-    )
-    assert recorded_bytes < thirty < many
-    for budget_bytes, does in ((thirty, False), (many, True)):
-        assert LongerRecordings({10: recording}, budget_bytes, settings).last(10) is does
+    assert max(bytes_to_last(each, settings) for each in in_other_orders(recording)) > 700 * MIB
+    for budget_mib, does in ((540, False), (600, True)):
+        assert LongerRecordings({10: recording}, budget_mib * MIB, settings).last(10) is does
 
 
 def test_the_small_pool_is_replayed_once() -> None:
@@ -297,14 +296,15 @@ def test_a_training_may_begin_with_a_shorter_batch_than_the_longest(budget_mib: 
     varying, equal = optimized(100, 88, 94, 91, 100), optimized(*[100] * 5)
     longest_first = Replay(varying, CachingAllocator(budget_bytes, settings))
     assert [flushes for _, flushes in longest_first.steps(LASTING_STEPS)] == [0] * LASTING_STEPS
-    assert may_begin_anywhere(varying, budget_bytes, settings) is (budget_mib == 1300)
-    assert may_begin_anywhere(equal, budget_bytes, settings)
+    assert lasts(varying, budget_bytes, settings) is (budget_mib == 1300)
+    assert lasts(equal, budget_bytes, settings)
 
 
-@pytest.mark.parametrize(("room_mib", "does"), [(0, False), (300, True)])
-def test_orders_that_begin_with_a_shorter_batch_may_use_the_room_for_other_orders(
-    room_mib: int, does: bool
-) -> None:
-    recordings = {10: optimized(100, 88, 94, 91, 100)}
-    longer = LongerRecordings(recordings, 1000 * MIB, AllocatorSettings(), room_mib * MIB)
-    assert longer.last(10) is does
+def test_replays_of_many_orders_leave_room_for_others() -> None:
+    recording, settings = optimized(100, 88, 94, 91, 100), AllocatorSettings()
+    budgets = range(1000 * MIB, 1300 * MIB, MIB)
+    least = next(
+        each for each in budgets if failing_variant(recording, each, settings, VARIANTS) is None
+    )
+    for budget_bytes, does in ((least, False), (math.ceil(least / (1 - ORDERS_ROOM)), True)):
+        assert LongerRecordings({10: recording}, budget_bytes, settings).last(10) is does
