@@ -5,6 +5,7 @@ import math
 import pytest
 
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings, CachingAllocator
+from batchfinder.probing.devices.allocator.expandable import allocator_of
 from batchfinder.probing.devices.allocator.recorded import Replay
 from batchfinder.probing.devices.allocator.recorded_step import only_large
 from batchfinder.probing.steadiness import ORDERS_ROOM
@@ -263,6 +264,19 @@ def test_steps_that_flush_the_cache_for_longer_batches_go_on() -> None:
     recording, settings = texts(128, 100, 64, 90, 110), AllocatorSettings()
     assert max(bytes_to_last(each, settings) for each in in_other_orders(recording)) > 700 * MIB
     for budget_mib, does in ((540, False), (600, True)):
+        assert LongerRecordings({10: recording}, budget_mib * MIB, settings).last(10) is does
+
+
+def test_a_size_whose_steps_flush_the_cache_again_and_again_does_not_last() -> None:
+    """Under expandable segments each longer batch is mapped where the one before was: it fits."""
+    recording = of_lengths(100, 90, 96, 90, 96)
+    settings = AllocatorSettings(expandable_segments=True)
+    flushes = [
+        sum(count for _, count in Replay(order, allocator_of(780 * MIB, settings)).steps(30))
+        for order in in_other_orders(recording, begin_anywhere=True)
+    ]
+    assert min(flushes) > 6
+    for budget_mib, does in ((800, False), (1000, True)):
         assert LongerRecordings({10: recording}, budget_mib * MIB, settings).last(10) is does
 
 
