@@ -32,10 +32,6 @@ DIFFERING_STEPS = MAX_CONFIRM_STEPS
 # (scripts/benchmarks/parts/setup_list.py), 30 steps each, one ran out of memory, at 127 fifteen.
 VARIED_ROOM = 0.05
 
-# Fraction kept free where replays try many such orders: of 24 at 141 of lightning-24, none ran out
-# of memory in 30 steps with 2.5 % free; with all of the budget, one did in 400 steps.
-ORDERS_ROOM = 0.025
-
 # The optimizer's states appear at the end of the first step. Blocks cached before are then in the
 # way, and the second step may flush them. A size that flushes later trains in a lucky layout only.
 # With a MobileNet, 523 ran quietly after a flush in the third step, and another loop of the same

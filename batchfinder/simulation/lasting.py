@@ -81,7 +81,7 @@ def failing_variant(
     recording: Recording,
     budget_bytes: int,
     settings: AllocatorSettings,
-    numbers: Sequence[int] = range(2 + ORDERS),
+    numbers: Sequence[int] | None = None,
 ) -> int | None:
     """Return the number of the first variant (:func:`going_on`) that does not last; None if all do.
 
@@ -89,7 +89,7 @@ def failing_variant(
         recording: a confirmation.
         budget_bytes: the bytes that the allocator may reserve.
         settings: settings of the allocator.
-        numbers: those of the variants to replay.
+        numbers: those of the variants to replay; None for all.
     """
     if not recording.steps:
         return None
@@ -138,19 +138,25 @@ def _flushes(variant: Recording, allocator: CachingAllocator) -> Iterator[int]:
     replay.validations()
 
 
+def variants_of(recording: Recording) -> range:
+    """Return the numbers of all variants of a recording."""
+    return range(2 + (BEGINNINGS if recording.batches_vary else ORDERS))
+
+
 def going_on(
-    recording: Recording, numbers: Sequence[int] = range(2 + ORDERS)
+    recording: Recording, numbers: Sequence[int] | None = None
 ) -> Iterator[tuple[int, Recording]]:
     """Yield a recording, and others of steps that may come instead or later, each with its number.
 
     Variant 0 is the recording, 1 releases each batch early, and all others are orders of its steps.
     """
+    numbers = variants_of(recording) if numbers is None else numbers
     if 0 in numbers:
         yield 0, recording
     if 1 in numbers:
         yield 1, releasing_early(recording)
     seeds = [number - 2 for number in numbers if number >= 2]
-    orders = in_other_orders(recording, begin_anywhere=recording.batches_vary, seeds=seeds)
+    orders = in_other_orders(recording, seeds)
     for seed, order in zip(seeds, orders, strict=False):
         yield 2 + seed, order
 
@@ -189,15 +195,11 @@ def releasing_early(recording: Recording) -> Recording:
 
 
 def in_other_orders(
-    recording: Recording,
-    steps: int = ORDERED_STEPS,
-    *,
-    begin_anywhere: bool = False,
-    seeds: Iterable[int] = range(ORDERS),
+    recording: Recording, seeds: Iterable[int] = range(ORDERS)
 ) -> Iterator[Recording]:
-    """Yield recordings of this many such steps, drawn at random after the first, one for each seed.
+    """Yield recordings of ORDERED_STEPS such steps, drawn after the first, one for each seed.
 
-    The first is as recorded, or ``begin_anywhere`` scales it to the batch of another one.
+    The first is as recorded, or scaled to the batch of another one if batches vary.
 
     Nothing is yielded if no other steps are to be expected, or if fewer than two of them can be
     exchanged: those that release what the step before left, and leave as many blocks themselves.
@@ -216,12 +218,12 @@ def in_other_orders(
         kind = 0 if recording.batches_vary else step.largest
         alike[kind, step.pattern()].append(step)
     kinds = [steps for steps in alike.values() for _ in steps]
-    begun = _beginning(recording, first, pool) if begin_anywhere else None
+    begun = _beginning(recording, first, pool) if recording.batches_vary else None
     for seed in seeds:
         draw = random.Random(seed)
         # The longest batch was recorded, if batches vary in length.
         another = partial(_drawn, kinds, draw, is_bounded=recording.batches_vary)
-        drawn = [another() for _ in range(steps)]
+        drawn = [another() for _ in range(ORDERED_STEPS)]
         yield in_order(recording, begun(another(), drawn, draw) if begun else [first, *drawn])
 
 

@@ -22,7 +22,7 @@ from batchfinder.results.probe import Outcome, Probe
 from batchfinder.search.belief import APART
 from batchfinder.search.head_start import Guess, HeadStart, MakeEstimate
 from batchfinder.search.prober import Prober, Recording
-from batchfinder.simulation.lasting import ORDERS, failing_variant, lasts, limit_of
+from batchfinder.simulation.lasting import failing_variant, lasts, limit_of
 from batchfinder.simulation.longer_recording import (
     LongerRecordings,
     in_proportion,
@@ -114,7 +114,7 @@ def scaled_guess(
 
     @cache
     def failing(batch_size: int, only: int | None = None) -> int | None:
-        numbers = range(2 + ORDERS) if only is None else (only,)
+        numbers = None if only is None else (only,)
         return failing_variant(scaled.at(batch_size), budget_bytes, settings, numbers)
 
     @cache

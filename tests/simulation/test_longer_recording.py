@@ -8,7 +8,6 @@ from batchfinder.probing.devices.allocator.caching import AllocatorSettings, Cac
 from batchfinder.probing.devices.allocator.expandable import allocator_of
 from batchfinder.probing.devices.allocator.recorded import Replay
 from batchfinder.probing.devices.allocator.recorded_step import only_large
-from batchfinder.probing.steadiness import ORDERS_ROOM
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.search.prober import Recording
 from batchfinder.simulation.lasting import (
@@ -18,7 +17,7 @@ from batchfinder.simulation.lasting import (
     in_other_orders,
     lasts,
 )
-from batchfinder.simulation.longer_recording import VARIANTS, LongerRecordings
+from batchfinder.simulation.longer_recording import ORDERS_ROOM, LongerRecordings
 from batchfinder.units import MIB
 
 
@@ -273,7 +272,7 @@ def test_a_size_whose_steps_flush_the_cache_again_and_again_does_not_last() -> N
     settings = AllocatorSettings(expandable_segments=True)
     flushes = [
         sum(count for _, count in Replay(order, allocator_of(780 * MIB, settings)).steps(30))
-        for order in in_other_orders(recording, begin_anywhere=True)
+        for order in in_other_orders(recording)
     ]
     assert min(flushes) > 6
     for budget_mib, does in ((800, False), (1000, True)):
@@ -317,8 +316,6 @@ def test_a_training_may_begin_with_a_shorter_batch_than_the_longest(budget_mib: 
 def test_replays_of_many_orders_leave_room_for_others() -> None:
     recording, settings = optimized(100, 88, 94, 91, 100), AllocatorSettings()
     budgets = range(1000 * MIB, 1300 * MIB, MIB)
-    least = next(
-        each for each in budgets if failing_variant(recording, each, settings, VARIANTS) is None
-    )
+    least = next(each for each in budgets if failing_variant(recording, each, settings) is None)
     for budget_bytes, does in ((least, False), (math.ceil(least / (1 - ORDERS_ROOM)), True)):
         assert LongerRecordings({10: recording}, budget_bytes, settings).last(10) is does
