@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from batchfinder.errors import NothingFitsError, UsageError
+from batchfinder.integrations.ranks import collectives_begun, reason_of_any_rank
 from batchfinder.probing.devices.choose_device import choose_device
 from batchfinder.probing.devices.oom import classify
 from batchfinder.probing.devices.oom_table import Tier
@@ -69,6 +70,9 @@ def find_executable_batch_size(
     worked. The function is not changed: a model or optimizer made outside of it keeps the steps of
     a call that failed. Make them inside, or load a checkpoint there.
 
+    Ranks that run collectives in a call agree on its outcome: if one runs out of memory, all try
+    the next size. If the others wait for it within a collective, it ends with an error.
+
     With ``max_batch_size`` later calls also try larger sizes: twice the size that worked, then half
     of the way to the one that failed, until 5 % are left. Each call returns a result: if the larger
     size fails, the call goes back to the one that worked. The sizes of a function are remembered
@@ -89,6 +93,7 @@ def find_executable_batch_size(
         UsageError: ``max_batch_size`` is combined with ``reduce_batch_size_fn``, or is too small.
         TypeError: the batch size was passed by the caller.
         NothingFitsError: size 0 was reached. It is a ``RuntimeError``, as Accelerate raises.
+        RankError: a rank ran out of memory where no other can follow it to the next size.
         Exception: what the function raises, except out-of-memory errors.
 
     Example:
@@ -130,12 +135,15 @@ def find_executable_batch_size(
         while sizes.next > 0:
             _give_back_memory()
             size = sizes.next
+            began = collectives_begun()
             result, reason = _tried(function, size, *arguments, **options)
+            if collectives_begun() != began:
+                reason = reason_of_any_rank(reason, size)
             if not reason:
                 sizes.worked = size
                 _log.info("%s: batch size %d works", run.__name__, size)
                 return result
-            sizes.failed = size
+            result, sizes.failed = None, size
             sizes.worked = sizes.worked if sizes.worked < size else 0
             sizes.next = sizes.worked or (reduce_batch_size_fn or sizes.reduced)()
             _log.info("%s: batch size %d ran out of memory (%s)", run.__name__, size, reason)

@@ -59,12 +59,12 @@ def test_ranks_that_use_other_parameters_average_as_ddp_does() -> None:
         assert answer == [2.0, 2.5, None]
 
 
-def on_two_ranks(call: str) -> list[Any]:
-    """What a function of this file returns on each of two ranks."""
+def on_two_ranks(call: str, module: str = "integrations.test_guard_ranks") -> list[Any]:
+    """What a function of a test file returns on each of two ranks."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    code = f"import json; from integrations.test_guard_ranks import *; print(json.dumps({call}))"
+    code = f"import json; from {module} import *; print(json.dumps({call}))"
     processes = [
         WarmPython("-c", code.format(rank=rank, port=port), PYTHONPATH=str(TESTS))
         for rank in (0, 1)
