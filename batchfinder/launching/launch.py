@@ -94,6 +94,7 @@ class Launch:
                 "TMPDIR": str(self._folder / "tmp"),
                 **variables,
                 "BATCHFINDER": "1",
+                "PYTHONUNBUFFERED": "1",  # a script that is ended as hung flushes nothing
             }
             environment = hooked(order_file, environment)
             self._reports = reports.open(encoding="utf-8")

@@ -95,7 +95,7 @@ class Verdict:
         return UserCodeError(
             f"the script failed at batch size {self.probe.batch_size}, not for lack of memory: "
             f"{self.probe.note.rstrip('.')}. Try {advice}",
-            said if "\n" in said.strip() else "",  # the note ends with its last line
+            "" if said.strip() in self.probe.note else said,
         )
 
 

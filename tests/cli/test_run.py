@@ -283,6 +283,11 @@ def test_a_script_that_refuses_small_batches_is_advised() -> None:
     assert "should be at least 16. Try --min-batch-size with a size" in result.stderr
 
 
+def test_examples_are_seen_if_only_the_parts_of_the_model_are_in_training() -> None:
+    result = run_script("--manner", "wraps", options=("--min-batch-size", "16"))
+    assert (result.exit_code, result.stderr.count("hook could not see")) == (0, 0), result.stderr
+
+
 def test_a_size_that_a_later_launch_refutes_gets_a_second_row() -> None:
     options = ("--min-batch-size", "100", "--max-batch-size", "101", "--json")
     manner = ("--manner", "swallows", "--limit", "100")
@@ -297,6 +302,7 @@ def test_a_script_that_never_steps_is_named_and_all_its_processes_end() -> None:
     result = run_script("--manner", "hangs", options=("--timeout", "4"))
     assert result.exit_code == 1
     assert "no training step ended within" in result.stderr
+    assert "waits\n" in result.stderr  # although it fills no buffer, and has one line only
     assert descendants(os.getpid()) == []
 
 

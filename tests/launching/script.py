@@ -80,11 +80,13 @@ def main() -> None:
     size = {"ignores": 3, "caps": min(size, LIMIT), "shares": size // 2}.get(manner, size)
     is_large = size > options.limit
     model = Layers(nn.Linear(8, 8), nn.BatchNorm1d(8) if manner == "norm" else nn.ReLU())
+    model.training = manner != "wraps"  # as Lightning leaves DDP after a validation
     model(torch.randn(LIMIT, 8))  # as scripts do that ask a model for its shapes, before they train
     own = manner in ("by_hand", "descends")
     optimizer = None if own else torch.optim.Adam(model.parameters())
     if manner == "hangs":
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        print("waits")
         time.sleep(600)
     if manner == "evaluates":
         evaluate(model, size, options.steps)

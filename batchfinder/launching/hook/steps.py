@@ -117,13 +117,13 @@ class Steps:
         self._depth.value = getattr(self._depth, "value", 1) - 1
         # After an error PyTorch calls this hook without the keyword arguments.
         *keywords, output = keywords_and_output
-        error = sys.exc_info()[1] if output is None else None
-        if error is not None:
+        if error := sys.exc_info()[1] if output is None else None:
             self._failures.look_at(error)
         if self._depth.value or self._in_backward:
             return
         has_gradients = self._torch.is_grad_enabled()
-        trains = module.training and has_gradients
+        # After a validation, Lightning leaves DDP in evaluation, not the module within.
+        trains = has_gradients and any(each.training for each in module.modules())
         if trains == self._counts_passes:
             is_validation = not (module.training or has_gradients or error)
             if is_validation and _has_parameters(module, trained=True):

@@ -94,6 +94,8 @@ _TEXTS: dict[Tier, dict[str, str]] = {
         "could not (create|execute) a primitive(?! descriptor)": "pytorch/pytorch/issues/55884",
         # A thread's stack is memory too: seen under RLIMIT_DATA.
         "can't start new thread": "python/cpython/blob/main/Modules/_threadmodule.c",
+        # The same of std::thread, as in TCPStore; an OSError has "[Errno 11] " before it.
+        r"(?<!\] )Resource temporarily unavailable": "en.cppreference.com/w/cpp/thread/thread",
     },
     # Tensors of more than 2**31 elements, and grids of more than 65535 blocks.
     Tier.TOO_LARGE: {

@@ -205,6 +205,10 @@ CASES: tuple[tuple[BaseException | str, BaseException | str], ...] = (
         RuntimeError("cannot join thread before it is started"),
     ),
     (
+        RuntimeError("Resource temporarily unavailable"),
+        BlockingIOError("[Errno 11] Resource temporarily unavailable"),
+    ),
+    (
         RuntimeError(
             "Expected canUse32BitIndexMath(input) && canUse32BitIndexMath(output) to be true"
         ),
