@@ -55,6 +55,9 @@ def join(invitation: GroupInvitation, asked: str | None) -> str:
     This waits for all workers. If one does not come, the parent ends this process.
 
     Returns the device of this rank. It is of the kind asked for; None chooses it.
+
+    Raises:
+        DeviceError: the backend fails, such as NCCL.
     """
     device = device_of_rank(asked, invitation.accelerator)
     kind = torch.device(device).type
@@ -79,7 +82,13 @@ def join(invitation: GroupInvitation, asked: str | None) -> str:
     )
     # The first collective allocates buffers, also on the device. Run one before memory is
     # measured.
-    dist.all_reduce(torch.ones(1, device=device))
+    try:
+        dist.all_reduce(torch.ones(1, device=device))
+    except dist.DistError as error:
+        reason = str(error).rstrip().rpartition("\n")[2]
+        raise DeviceError(
+            f"the ranks cannot exchange data on {kind} ({reason}). Try NCCL_DEBUG=INFO to see more"
+        ) from None
     return device
 
 

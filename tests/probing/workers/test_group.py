@@ -1,10 +1,18 @@
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from batchfinder.errors import UsageError
+import pytest
+import torch.distributed as dist
+
+from batchfinder.errors import DeviceError, UsageError
 from batchfinder.probing.ranks.job import Job
-from batchfinder.probing.workers.group import accelerator_number, device_of_rank
+from batchfinder.probing.workers.group import (
+    GroupInvitation,
+    accelerator_number,
+    device_of_rank,
+    join,
+)
 
 
 @pytest.mark.parametrize(
@@ -40,3 +48,17 @@ def test_the_device_of_a_rank() -> None:
         device_of_rank("cuda:1", 0)
     with pytest.raises(UsageError, match="there is no device 'gpu'"):
         device_of_rank("gpu", 0)
+
+
+def test_a_backend_that_fails_is_named_by_the_last_line_of_its_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any) -> None:
+        raise dist.DistBackendError("NCCL error in: x.cpp:92\nLast error:\nCuda failure 801\n")
+
+    store: Any = vars(dist)["TCPStore"]("localhost", 0, None, True, wait_for_workers=False)
+    monkeypatch.setattr(dist, "all_reduce", fail)
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
+    invitation = GroupInvitation("0", "localhost", store.port, 0, Job())
+    with pytest.raises(DeviceError, match=r"cannot exchange data on cpu \(Cuda failure 801\)"):
+        join(invitation, "cpu")
