@@ -29,6 +29,7 @@ from batchfinder.probing.workers.here import Here, Ranks
 from batchfinder.probing.workers.supervisor import NOT_CLEAN_WARNING
 from batchfinder.probing.workers.worker import Order
 from batchfinder.results.probe import Probe
+from batchfinder.results.result import BatchSizeResult
 from batchfinder.training.parallel import uncompiled
 from batchfinder.training.placement import move_to_device
 from batchfinder.training.sample import BatchMaker, move_batch
@@ -45,7 +46,7 @@ SYNCHRONIZED_STEP = 2
 # with 4585, which trained in that process; new ones train with 3956 at most. Where gradients need
 # 0.8 %, there was no difference.
 GRADIENTS_SHARE = 0.05
-BUCKETS_WARNING = (
+BUCKETS_NOTE = (
     "the answer holds for this process, where DistributedDataParallel has its buckets already: in "
     "a new one, up to 14 % less may fit. For that, try torchrun -m batchfinder find --strategy ddp,"
     " or find_max_batch() before the model is wrapped"
@@ -73,8 +74,8 @@ class InProcessRankProber(RankedProber):
         self._alone = Here(setup, ranks=ranks)
         own = _tried(partial(self._alone.start, Order(options)))
         self.settle(self._common_place(own, (), options.strategy))
-        if self.is_repeatable and has_large_buckets(setup.model, self.budget_bytes):
-            self.notes.add(BUCKETS_WARNING)
+        is_large = has_large_buckets(setup.model, self.budget_bytes)
+        self._remarks = (BUCKETS_NOTE,) if is_large and self.is_repeatable else ()
 
     def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
         self._agree_to_try(batch_size, confirm)
@@ -105,6 +106,10 @@ class InProcessRankProber(RankedProber):
             self._alone.end()
             gc.collect()  # a rank that was stopped has ended within its step, which held all
         return probe
+
+    def agreed(self, result: BatchSizeResult) -> BatchSizeResult:
+        result = super().agreed(result)
+        return replace(result, notes=(*result.notes, *self._remarks))
 
     def close(self) -> None:
         self._alone.end()
