@@ -63,9 +63,9 @@ def collectives_begun() -> int:
     """Return the number of collectives that this process has begun; 0 if backends do not count."""
     if ranks() == 1:
         return 0
-    groups: list[Any] = [*dist.distributed_c10d._world.pg_map]
-    backends = [group._get_backend(kind) for group in groups for kind in group._device_types]
     try:
+        groups: list[Any] = [*dist.distributed_c10d._world.pg_map]
+        backends = [group._get_backend(kind) for group in groups for kind in group._device_types]
         return sum(backend._get_sequence_number_for_group() for backend in backends)
     except (AttributeError, RuntimeError):
         return 0
