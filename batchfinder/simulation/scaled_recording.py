@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence, Set
 from functools import cache
-from itertools import chain, product, repeat
+from itertools import chain, product
 
 from batchfinder.probing.devices.allocator.caching import CachingAllocator, DeviceFullError
 from batchfinder.probing.devices.allocator.recorded import Replay
@@ -230,7 +230,7 @@ def paired(small: Sequence[int], large: Sequence[int], ratio: float) -> list[int
     ones make the gradients, and requests of the optimizer follow the last ones.
 
     Tensors of all pairs of examples, as in a contrastive loss, grow with the square of the batch.
-    So steps of as many requests also match if none has grown by more than the square of the ratio.
+    So requests may match by the square of the ratio, if that leaves fewer than half without one.
 
     Example:
         >>> paired([10_000, 8], [20_000, 50_000, 8], ratio=2)
@@ -238,15 +238,11 @@ def paired(small: Sequence[int], large: Sequence[int], ratio: float) -> list[int
         >>> paired([10_000, 10_000, 70_000], [20_000, 70_000], ratio=2)
         [10000, 70000]
     """
-    pairs = _paired_from_start(small, large, ratio)
+    pairs = _paired_from_both_ends(small, large, ratio)
     if None not in pairs:
         return pairs
-    if len(small) == len(large) and all(map(_grows_to, small, large, repeat(ratio**2))):
-        return [*small]
-    others = _paired_from_start(small[::-1], large[::-1], ratio)[::-1]
-    if others.count(None) < pairs.count(None):
-        pairs, others = others, pairs
-    return [other if pair is None else pair for pair, other in zip(pairs, others, strict=True)]
+    squared = _paired_from_both_ends(small, large, ratio**2)
+    return squared if 2 * squared.count(None) < pairs.count(None) else pairs
 
 
 def _grows_faster(small: int, large: int, ratio: float) -> bool:
@@ -256,6 +252,18 @@ def _grows_faster(small: int, large: int, ratio: float) -> bool:
 
 def _grows_to(small: int, large: int, ratio: float) -> bool:
     return small - ROUNDING_BYTES <= large and not _grows_faster(small, large, ratio)
+
+
+def _paired_from_both_ends(
+    small: Sequence[int], large: Sequence[int], ratio: float
+) -> list[int | None]:
+    pairs = _paired_from_start(small, large, ratio)
+    if None not in pairs:
+        return pairs
+    others = _paired_from_start(small[::-1], large[::-1], ratio)[::-1]
+    if others.count(None) < pairs.count(None):
+        pairs, others = others, pairs
+    return [other if pair is None else pair for pair, other in zip(pairs, others, strict=True)]
 
 
 def _paired_from_start(

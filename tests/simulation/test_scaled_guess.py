@@ -94,9 +94,15 @@ def test_a_guess_is_unsure_if_the_larger_step_makes_other_requests() -> None:
     assert not guess.is_sure
 
 
-def test_requests_that_grow_with_the_pairs_of_examples_grow_on_so() -> None:
-    """A matrix of all pairs takes 1 MiB at 4 examples: 4 n + n² / 16 MiB of 400 MiB."""
-    recordings = {n: recorded(n, n * n * MIB // 16) for n in (4, 20)}
+@pytest.mark.parametrize("others", [(), (2**14,)])
+def test_requests_that_grow_with_the_pairs_of_examples_grow_on_so(others: tuple[int, ...]) -> None:
+    """Matrices of all pairs take 1 MiB at 4 examples: 4 n + n² / 16 MiB of 400 MiB.
+
+    The larger step may make another request, which the smaller one does not make.
+    """
+    recordings = {
+        n: recorded(n, *[n * n * MIB // 64] * 4, *(others if n == 20 else ())) for n in (4, 20)
+    }
     guess = scaled_guess(recordings, 500 * MIB, AllocatorSettings())
     assert guess is not None
     assert 52 <= guess.size <= 54  # a line through both would end at 77
