@@ -81,7 +81,7 @@ class Guessing:
         resolution = known.resolution_at(low)
         if self._replays and low in known.confirmed and size - low < resolution:
             # Confirm the size above: recordings distinguish it from this one, a probe does not.
-            self._was_beaten = not known.failure
+            self._was_beaten = True
             return move_to(known, low + resolution, confirm=True)
         if 0 < known.high - size <= known.resolution and known.failure:
             size = known.high - known.resolution  # ends the search if it fits

@@ -499,6 +499,21 @@ def test_guesses_that_never_exceed_what_ran_are_left_behind(answer: int) -> None
     assert sum(probe.samples for probe in probes) <= 25 * answer
 
 
+def test_such_guesses_are_left_behind_after_a_failure_too() -> None:
+    """Memory may grow with the cube of the batch, where replays expect no more than squares."""
+
+    def guess(probes: list[Probe]) -> Guess:
+        fits = [probe.batch_size for probe in probes if probe.fits]
+        return Guess(1200 if len(fits) == len(probes) else max(fits))
+
+    prober = exact_device(822)
+    prober.curve = lambda size: prober.budget_bytes * (0.1 + 0.9 * (size / 822.5) ** 3)
+    finding, probes = run_search(prober, guess=guess, replays=True)
+
+    assert size_of(finding) == 822
+    assert sum(probe.samples for probe in probes) <= 15 * 822
+
+
 @pytest.mark.parametrize("answer", [332, 1300, 100_000])
 def test_a_guess_that_learns_nothing_from_a_larger_size_is_left_for_the_line(answer: int) -> None:
     """As where the steps of larger sizes make too many requests to be recorded."""
