@@ -70,7 +70,7 @@ class Failures:
         if self._torch.backends.cudnn.benchmark:  # it tries more than fits, and goes on
             return
         self._memory.train_on(self._torch.device("cuda", device))
-        self._fail(f"CUDA out of memory. Tried to allocate {requested} bytes")
+        self._fail(f"CUDA out of memory. Tried to allocate {requested / 2**20:.2f} MiB")
 
     def _fail(self, text: str) -> None:
         allocated, reserved = self._memory.peaks()
