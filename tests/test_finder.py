@@ -121,6 +121,16 @@ def test_where_the_allocator_is_fragmented_the_sizes_left_out_are_named() -> Non
     )
 
 
+def test_memory_left_free_for_steps_that_differ_is_named() -> None:
+    prober = FakeProber(budget_bytes=10_000)
+    probe = prober.probe
+    prober.probe = lambda *args, **options: dataclasses.replace(  # type: ignore[method-assign]
+        probe(*args, **options), steps_differ=True
+    )
+    first, *_ = run_search(prober).notes
+    assert first.startswith("steps request different memory")
+
+
 def guess_if(guess: Guess | None) -> Callable[[int], Guess | None]:
     """The guess, if it is as large as asked for."""
     return lambda at_least: guess if guess and guess.size >= at_least else None

@@ -114,6 +114,12 @@ def notes_about(finding: Finding, prober: Prober, bounds: Bounds) -> Iterator[st
     if finding.failure is None or finding.answer is None or not is_final:
         return
     answer, failure = finding.answer.batch_size, finding.failure.batch_size
+    if finding.answer.steps_differ:
+        yield (
+            "steps request different memory, as where lengths vary, layers are skipped at random, "
+            "or tensors pile up, so 2.5 % to 10 % of the budget stays free for steps that did not "
+            "run"
+        )
     if failure > bounds.after(answer):
         if not prober.is_repeatable:
             yield (
