@@ -76,9 +76,7 @@ class ProbeSession:
         self._memory_bytes = budget_bytes / (1 - options.headroom)
         self._made_step: TrainingStep | None = None
         self._baseline: Baseline | None = None
-        is_replayed = device.leaves_no_trace and not options.strategy
-        limit_bytes = with_room(budget_bytes, is_replayed=is_replayed)
-        self._limit_bytes = limit_bytes if batches.varies else budget_bytes
+        self._limit_bytes = with_room(budget_bytes) if batches.varies else budget_bytes
 
     @property
     def warnings(self) -> list[str]:
@@ -112,6 +110,7 @@ class ProbeSession:
         """
         started = time.perf_counter()
         was_clean = (self.device.leaves_no_trace or not self.is_used) and self.is_at_baseline()
+
         # A probable failure counts if it repeats. When ``sleep`` runs, the failed frame is free.
         retrying = Retrying(
             retry=retry_if_result(lambda run: run.tier is Tier.PROBABLE),

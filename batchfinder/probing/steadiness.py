@@ -32,10 +32,6 @@ DIFFERING_STEPS = MAX_CONFIRM_STEPS
 # (scripts/benchmarks/parts/setup_list.py), 30 steps each, one ran out of memory, at 127 fifteen.
 VARIED_ROOM = 0.05
 
-# The same if they are replayed in many orders. A training has more: of 24 at 141 of lightning-24,
-# none ran out of memory in 30 steps with 2.5 % free; with all of the budget, one did in 400.
-ORDERS_ROOM = 0.025
-
 # The optimizer's states appear at the end of the first step. Blocks cached before are then in the
 # way, and the second step may flush them. A size that flushes later trains in a lucky layout only.
 # With a MobileNet, 523 ran quietly after a flush in the third step, and another loop of the same
@@ -74,9 +70,9 @@ MARKS_OF_A_TREND = 3
 READ_TOO_LOW = 0.85
 
 
-def with_room(budget_bytes: int, *, is_replayed: bool = False) -> int:
-    """Return the bytes that steps may use if batches vary in length, and may be replayed."""
-    return int(budget_bytes * (1 - (ORDERS_ROOM if is_replayed else VARIED_ROOM)))
+def with_room(budget_bytes: int) -> int:
+    """Return the bytes that steps may use if batches vary in length."""
+    return int(budget_bytes * (1 - VARIED_ROOM))
 
 
 class PeakWatch:

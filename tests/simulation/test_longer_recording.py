@@ -8,7 +8,6 @@ from batchfinder.probing.devices.allocator.caching import AllocatorSettings, Cac
 from batchfinder.probing.devices.allocator.expandable import allocator_of
 from batchfinder.probing.devices.allocator.recorded import Replay
 from batchfinder.probing.devices.allocator.recorded_step import only_large
-from batchfinder.probing.steadiness import ORDERS_ROOM
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.search.prober import Recording
 from batchfinder.simulation.lasting import (
@@ -18,7 +17,7 @@ from batchfinder.simulation.lasting import (
     in_other_orders,
     lasts,
 )
-from batchfinder.simulation.longer_recording import LongerRecordings
+from batchfinder.simulation.longer_recording import ORDERS_ROOM, LongerRecordings
 from batchfinder.units import MIB
 
 
