@@ -30,6 +30,8 @@ DIFFERING_STEPS = MAX_CONFIRM_STEPS
 # Fraction of the budget kept free if batches vary in length, because other orders of the same
 # batches need more: of 20 orders at 124 of set-up varying-bert-24
 # (scripts/benchmarks/parts/setup_list.py), 30 steps each, one ran out of memory, at 127 fifteen.
+# With half of that room, a SentenceTransformer got 116 of 16 GiB: one training of six ran out of
+# memory, and four did at 114 and 115, each in its second or third step. With it, 113: none did.
 VARIED_ROOM = 0.05
 
 # The optimizer's states appear at the end of the first step. Blocks cached before are then in the

@@ -117,7 +117,7 @@ def notes_about(finding: Finding, prober: Prober, bounds: Bounds) -> Iterator[st
     if finding.answer.steps_differ:
         yield (
             "steps request different memory, as where lengths vary, layers are skipped at random, "
-            "or tensors pile up, so 2.5 % to 10 % of the budget stays free for steps that did not "
+            "or tensors pile up, so 5 % to 10 % of the budget stays free for steps that did not "
             "run"
         )
     if failure > bounds.after(answer):
