@@ -22,12 +22,6 @@ from batchfinder.launching.template import Template
 from batchfinder.probing.workers.process import NO_RESERVES
 
 HOOK = Path(__file__).parent / "hook"
-# Files of probing/ that the hook loads too. They import no batchfinder.
-PROBING = Path(__file__).parents[1] / "probing"
-SHARED = {
-    "recorder": str(PROBING / "recording.py"),
-    "process_peak": str(PROBING / "devices" / "process_peak.py"),
-}
 GUARDIAN = Path(__file__).parent / "guardian.py"
 LOOK_SECONDS = 0.02  # between two looks at the reports
 # Lines of output that are kept, and bytes of each: enough for a traceback, but bounded.
@@ -62,7 +56,7 @@ class Launch:
         self,
         template: Template,
         batch_size: int,
-        order: Mapping[str, Any],
+        order: dict[str, Any],
         steps: int,
         *,
         show_output: bool = False,
@@ -74,16 +68,12 @@ class Launch:
             on_error.callback(shutil.rmtree, self._folder, ignore_errors=True)
             (self._folder / "scratch").mkdir()
             (self._folder / "tmp").mkdir()
-            self._allowed = self._folder / "allowed"
             self.allow(steps)
-            self._epoch_ends = self._folder / "epoch_ends"
             self._exit_file = self._folder / "exit"
             reports = self._folder / "reports"
             reports.touch()
             order_file = self._folder / "order.json"
-            places = {"allowed": str(self._allowed), "epoch_ends": str(self._epoch_ends)}
-            whole_order = {**order, **SHARED, **places}
-            order_file.write_text(json.dumps(whole_order), encoding="utf-8")
+            order_file.write_text(json.dumps(order), encoding="utf-8")
             arguments, variables = template.fill(batch_size, self._folder)
             environment = {
                 **os.environ,
@@ -122,11 +112,11 @@ class Launch:
         """Let each process run this many steps in total."""
         new = self._folder / "allowed.new"
         new.write_text(str(steps))
-        new.replace(self._allowed)
+        new.replace(self._folder / "allowed")
 
     def end_epoch(self) -> None:
         """Let each process end its epoch, and validate, instead of running more steps."""
-        self._epoch_ends.touch()
+        (self._folder / "epoch_ends").touch()
 
     def reports(self) -> Iterator[dict[str, Any] | None]:
         """Yield reports of the processes until the command ends; None while there is no new one."""

@@ -48,7 +48,7 @@ class EpochEnd:
         requests: Any,
     ) -> None:
         self._torch: Any = torch
-        self._asked = Path(order["epoch_ends"])
+        self._asked = Path(order["folder"], "epoch_ends")
         self._report, self._memory, self._files = report, memory, files
         self._requests = requests
         self.has_begun = self._has_validated = False

@@ -23,6 +23,9 @@ HERE = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120 - pathlib is 
 ORDER = "BATCHFINDER_RUN"
 ENTERED = "_batchfinder_hook"
 
+# Two of its files are loaded too. They import no batchfinder.
+PROBING = f"{os.path.dirname(os.path.dirname(HERE))}/probing"  # noqa: PTH120 - as above
+
 # Seconds after which a waiting process checks again whether it may go on.
 LOOK_SECONDS = 0.01
 
@@ -96,19 +99,19 @@ class AfterTorch:
         try:
             with open(self._order, encoding="utf-8") as file:  # noqa: PTH123 - as above
                 order = json.load(file)
+            order["folder"] = os.path.dirname(self._order)  # noqa: PTH120 - as above
         except OSError:  # the launch is over
             return
         try:
             if order["is_only_watched"]:
                 load("flushes").Flushes(torch, self._report).install()
                 return
-            peak = load("process_peak", order["process_peak"]).ProcessPeak()
+            peak = load("process_peak", f"{PROBING}/devices/process_peak.py").ProcessPeak()
             memory = load("memory").Memory(torch, order, peak)
             failures = load("failures").Failures(torch, order, self._report, memory)
-            recorder = load("recording", order["recorder"])
+            recorder = load("recording", f"{PROBING}/recording.py")
             requests = load("requests").Requests(torch, recorder, self._report)
-            folder = os.path.dirname(self._order)  # noqa: PTH120 - as above
-            files = load("files").Files(torch, folder, self._report)
+            files = load("files").Files(torch, order["folder"], self._report)
             epoch_end = load("epoch_end").EpochEnd(
                 torch, order, self._report, memory, files, requests
             )

@@ -254,7 +254,7 @@ class Steps:
 
     def _allowed(self) -> int:
         try:
-            return int(Path(self._order["allowed"]).read_text() or 0)
+            return int(Path(self._order["folder"], "allowed").read_text() or 0)
         except (OSError, ValueError):
             return 0
 
