@@ -15,10 +15,6 @@ def overruled(launched: Sequence[Probe], probes: Iterable[Probe]) -> list[Probe]
 
     Last come the sizes that a replay alone refused.
 
-    Args:
-        launched: the launches.
-        probes: the probes of the search.
-
     Example:
         >>> from batchfinder.results.probe import Outcome
         >>> fits = Probe(8, Outcome.FITS, steps=3, seconds=9.0)
@@ -38,9 +34,7 @@ def overruled(launched: Sequence[Probe], probes: Iterable[Probe]) -> list[Probe]
 def concluded(result: BatchSizeResult, launched: Sequence[Probe]) -> BatchSizeResult:
     """Return a search's result with each launch once: it may have asked for one twice.
 
-    Args:
-        result: the search's result.
-        launched: the probe of each launch, with the search's verdicts.
+    The launches have the search's verdicts.
     """
     probes = {probe.batch_size: probe for probe in launched}
     fits = [probe for probe in probes.values() if probe.fits]

@@ -13,12 +13,7 @@ from batchfinder.launching.launch import hooked, new_reports
 
 
 class Flushes:
-    """The flushes that the processes of one command report.
-
-    Args:
-        reports: the file with their reports.
-        environment: the environment that brings the hook into the command.
-    """
+    """The flushes that the processes of one command report: its environment brings the hook."""
 
     def __init__(self, reports: IO[str], environment: Mapping[str, str]) -> None:
         self.environment = environment

@@ -34,11 +34,7 @@ _WORKER_KILLED = re.compile(r"DataLoader worker .* is killed by signal: Killed")
 
 
 class HostWatch:
-    """Watches the free memory of the host while a launch runs.
-
-    Args:
-        processes: returns the ids of all processes of the launch.
-    """
+    """Watches the free memory of the host while the processes of a launch run."""
 
     def __init__(self, processes: Callable[[], Iterable[int]]) -> None:
         self._processes = processes

@@ -199,12 +199,7 @@ def new_reports(file: IO[str]) -> Iterator[dict[str, Any]]:
 
 
 def hooked(order: Path, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return an environment in which each Python process loads the hook.
-
-    Args:
-        order: the file that says what the hook does.
-        environment: all other variables.
-    """
+    """Return an environment in which each Python process loads the hook, with its order."""
     # The hook has to come first on the path. It runs the sitecustomize that it hides.
     python_path = [str(HOOK), environment.get("PYTHONPATH", "")]
     return {

@@ -69,11 +69,7 @@ class SizesSeen:
     ) -> Honored:
         """Compare the inputs at a batch size with those seen before.
 
-        Args:
-            batch_size: the batch size that the script was given.
-            shapes: the shapes of its models' inputs.
-            ranks: the number of processes that train together.
-            elements: the elements of all inputs of a step; those of the shapes if None.
+        ``elements`` counts those of all inputs of a step. Default: those of the shapes.
         """
         inputs = frozenset(tuple(shape) for shape in shapes if shape)
         if not inputs:
@@ -103,10 +99,7 @@ class SizesSeen:
     def _by_growth(self, batch_size: int, before: Iterable[int], same: set[int]) -> Honored:
         """Return how a script whose examples cannot be counted used the size.
 
-        Args:
-            batch_size: the batch size.
-            before: the sizes of other launches.
-            same: those that had the same inputs.
+        ``before`` are the sizes of other launches, and ``same`` those with the same inputs.
         """
         first, elements = self._firsts[batch_size], self._elements[batch_size]
         dimensions = {length for shape in self._inputs[batch_size] for length in shape}
@@ -152,15 +145,7 @@ class SizesSeen:
 def remark_on(
     seen: Honored, batch_size: int, examples: int, ranks: int, multiple_of: int = 1
 ) -> str:
-    """Return the remark for the user on a launch, or "".
-
-    Args:
-        seen: the way in which the script used the size.
-        batch_size: the batch size that the script was given.
-        examples: the examples in each of its steps.
-        ranks: the number of processes that train together.
-        multiple_of: every size of the search is a multiple of this.
-    """
+    """Return the remark for the user on a launch whose steps had these examples, or ""."""
     if seen is Honored.IGNORED:
         return (
             f"the script ignores the batch size: its steps had {count(examples, 'example')} at "

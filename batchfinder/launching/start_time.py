@@ -19,11 +19,7 @@ APART = 8
 
 
 class StartTime:
-    """Tell a search how long a launch takes to start, by the durations of earlier launches.
-
-    Args:
-        prices: the costs of the search's moves. Their ``launch`` is set.
-    """
+    """Set the price of a launch, the time that it takes to start, by earlier launches."""
 
     def __init__(self, prices: Prices) -> None:
         self._prices = prices

@@ -102,15 +102,10 @@ class Verdict:
 def judge(
     record: Record, exit_status: int | None, output: str, hung: str, step: str = "training step"
 ) -> Verdict:
-    """Judge a launch.
+    """Judge a launch by its reports, and by the last lines that the command printed.
 
-    Args:
-        record: the reports of the launch.
-        exit_status: the command's exit status; None if the command was ended, or killed what
-            supervised it.
-        output: the last lines that the command printed.
-        hung: why the command was ended as hung; "" if it was not.
-        step: the name of a counted step, for messages.
+    The exit status is None if the command was ended, or killed what supervised it. ``hung`` says
+    why it was ended as hung, and ``step`` is the name of a counted step, for messages.
     """
     if record.out_of_memory is not None:
         return Verdict(_probe(record, Outcome.OOM, record.out_of_memory["text"]))
@@ -218,9 +213,7 @@ def _peak(trainer: Trainer) -> int:
 def refute_close(verdicts: dict[int, Verdict], failed: Probe) -> Probe:
     """Return a failure under the smallest size that is too close to be told from it.
 
-    Args:
-        verdicts: the verdicts so far, by size. Those of all such sizes become failures.
-        failed: the failure.
+    In the verdicts so far, by size, all such sizes become failures.
     """
     size = failed.batch_size
     fits = [each for each, verdict in verdicts.items() if verdict.probe.fits]

@@ -42,14 +42,8 @@ class Patience:
 def watch(launch: Launch, record: Record, steps: int, patience: Patience) -> str:
     """Record the reports of a launch until it has shown all that it can, or has ended.
 
-    Args:
-        launch: a started launch.
-        record: gets the reports.
-        steps: the number of steps allowed so far. More are allowed one by one.
-        patience: the limit on its silence.
-
-    Returns:
-        Why the launch has to be ended, if it reports nothing; else "".
+    The ``steps`` are allowed already, and more are one by one. Return why the launch has to be
+    ended if it reports nothing for longer than the patience allows; else "".
     """
     for is_silent in _followed(launch, record):
         if record.is_over:

@@ -26,14 +26,6 @@ MOST_BATCHES = 3
 class EpochEnd:
     """End the epoch of this process, and report its validation.
 
-    Args:
-        torch: the PyTorch module.
-        order: the order of the launch. ``epoch_ends`` is a file that appears once all steps ran.
-        report: ``report(event, **facts)``.
-        memory: reads the memory.
-        files: the user's files.
-        requests: records what the script requests from CUDA's allocator, also in the validation.
-
     Attributes:
         has_begun: True once the epoch has to end.
     """
@@ -48,7 +40,7 @@ class EpochEnd:
         requests: Any,
     ) -> None:
         self._torch: Any = torch
-        self._asked = Path(order["folder"], "epoch_ends")
+        self._asked = Path(order["folder"], "epoch_ends")  # it appears once all steps ran
         self._report, self._memory, self._files = report, memory, files
         self._requests = requests
         self.has_begun = self._has_validated = False

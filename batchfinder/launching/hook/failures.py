@@ -20,12 +20,6 @@ SEEN = "_batchfinder_seen"
 class Failures:
     """Report errors. A certain out-of-memory error stops the script until the launch is ended.
 
-    Args:
-        torch: the PyTorch module.
-        order: the patterns of out-of-memory errors, ``certain`` ones and ``doubtful`` ones.
-        report: ``report(event, **facts)``.
-        memory: reads the memory.
-
     Attributes:
         is_in_step: True from the start of a backward pass to the next forward pass. Neither a
             backward pass nor an optimizer has gradients enabled.

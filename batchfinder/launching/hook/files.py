@@ -59,10 +59,7 @@ CLOCK_OF_FILES = 5
 class Files:
     """The user's files, which this process may not change from some time on.
 
-    Args:
-        torch: the PyTorch module.
-        folder: the folder of the launch, in which files may change.
-        report: ``report(event, **facts)``.
+    In ``folder``, that of the launch, files may change.
     """
 
     def __init__(self, torch: ModuleType, folder: str, report: Any) -> None:

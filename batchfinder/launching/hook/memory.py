@@ -16,11 +16,6 @@ CONTEXT_BYTES = 512 * 1024**2
 class Memory:
     """Limit and read the memory of this process, on the CPU or on one CUDA device.
 
-    Args:
-        torch: the PyTorch module.
-        order: the limits of the launch. ``cpu_budget_bytes`` is set if the CPU trains.
-        process_peak: reads the peak of a process that trains on the CPU, as ``find`` does.
-
     Attributes:
         index: the index of the CUDA device that trains; None if the CPU does, or none is known.
         facts: the device's name and memory, once it is known.
@@ -32,7 +27,7 @@ class Memory:
         self._cpu_budget: int | None = order["cpu_budget_bytes"]
         self._limits_before = resource.getrlimit(resource.RLIMIT_DATA)
         self._limited: dict[int, dict[str, Any]] = {}
-        self._process_peak = process_peak
+        self._process_peak = process_peak  # as ``find`` reads it on the CPU
         self.index: int | None = None
         self.facts: dict[str, Any] = {}
 

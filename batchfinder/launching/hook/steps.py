@@ -35,15 +35,6 @@ class Steps:
     - with gradient accumulation, instead each backward pass after the first step;
     - without an optimizer, or if it trains in the backward pass, each backward pass;
     - if the order counts forward passes, only each outermost forward pass without gradients.
-
-    Args:
-        torch: the PyTorch module.
-        order: the order of the launch.
-        report: ``report(event, **facts)``.
-        memory: limits and reads the memory.
-        failures: looks at errors that the script may swallow.
-        requests: records what the script requests from CUDA's allocator.
-        epoch_end: ends the epoch once all steps ran, if the driver asks for it.
     """
 
     def __init__(
