@@ -65,10 +65,7 @@ def way_of(model: nn.Module, batch: Any, *, for_loss: bool = True) -> Way:
     one argument; all parts of a tuple. If the second parameter is named for targets, it gets them.
     A list counts as a tuple, because a DataLoader makes lists of a data set's tuples.
 
-    Args:
-        model: the model.
-        batch: a batch of the sample's structure.
-        for_loss: False if no loss is wanted: then targets that are optional are left out.
+    Unless it is ``for_loss``, targets that are optional are left out.
 
     Example:
         >>> way_of(nn.Linear(2, 3), ("inputs", "targets"))(("inputs", "targets"))

@@ -21,9 +21,6 @@ class LoopVariables:
     debugger or a coverage tool traces the process, and for functions that are not written in
     Python, nothing is kept.
 
-    Args:
-        function: the function, or an object with a ``__call__``.
-
     Attributes:
         values: the variables of the last call that are still kept, by name.
 

@@ -67,14 +67,9 @@ def default_loss(
     """Return the loss of an output.
 
     The first that applies: the output's own ``loss``; a scalar output; the scalar in the output of
-    a model that got all of the batch, or the sum if all are scalars; cross-entropy or mean squared
-    error with the targets of ``(inputs, targets)``, chosen by their dtype and shape; the mean of
-    all floating-point and complex outputs.
-
-    Args:
-        output: the model's output.
-        batch: the batch that it came from.
-        model_got_all: True if the model got more than the inputs (``way_of``).
+    a model that got all of the batch (``way_of``), or the sum if all are scalars; cross-entropy or
+    mean squared error with the targets of ``(inputs, targets)``, chosen by their dtype and shape;
+    the mean of all floating-point and complex outputs.
 
     Returns:
         The loss, and a warning if it is that mean, which is no loss to train with; else None.

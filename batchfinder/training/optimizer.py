@@ -77,10 +77,8 @@ def _of_bitsandbytes(name: str) -> type[Optimizer] | None:
 def make_optimizer(spec: OptimizerSpec | None, model: nn.Module) -> Optimizer:
     """Make an optimizer over the model's trainable parameters.
 
-    Args:
-        spec: an instance, returned unchanged; a factory to call with the parameters; a name; None
-            for AdamW with its default settings.
-        model: the owner of the parameters.
+    An instance is returned unchanged, a factory is called with the parameters, and None stands for
+    AdamW with its default settings.
     """
     if isinstance(spec, Optimizer):
         return spec

@@ -172,9 +172,7 @@ class TrainingStep:
     def forward_backward(self, batch: Any, after_forward: Callable[[], Any] = lambda: None) -> None:
         """Run forward pass, loss and backward pass of one micro-batch on the device.
 
-        Args:
-            batch: the micro-batch.
-            after_forward: called between loss and backward pass, unless the step runs both.
+        ``after_forward`` is called between loss and backward pass, unless the step runs both.
         """
         loss = self.forward(batch)
         if loss is None:

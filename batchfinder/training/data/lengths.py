@@ -66,11 +66,8 @@ def lengths_of(dataset: Any, collate: Collate | None = None) -> Lengths:
 
     At first, 64 examples are read, spread evenly over the data set. If they differ in length, 2048
     are read, or all of them if that takes seconds (:data:`READING_SECONDS`); fewer if a batch of
-    each is needed and that takes half a minute (:data:`MOST_SECONDS`).
-
-    Args:
-        dataset: has examples by index.
-        collate: makes a batch from a list of examples. Default: only the examples are looked at.
+    each is needed and that takes half a minute (:data:`MOST_SECONDS`). Without ``collate``, only
+    the examples are looked at.
 
     Example:
         >>> lengths_of(["a", "abc", "ab"])
@@ -128,13 +125,7 @@ def _lengths_alone(collate: Collate | None, example: Any) -> list[Length]:
 
 
 def read_many(size: int, read: Callable[[int], T], most: int = MOST_EXAMPLES) -> dict[int, T]:
-    """Read examples of a data set, or all of them if that takes seconds; return them by index.
-
-    Args:
-        size: the examples of the data set.
-        read: reads the example at an index.
-        most: how many to read if all of them take longer.
-    """
+    """Read ``most`` examples of a data set, or all if that takes seconds; return them by index."""
     started = time.monotonic()
     many = {place: read(place) for place in spread(size, most)}
     seconds = (time.monotonic() - started) / len(many) * size

@@ -153,9 +153,7 @@ class LanguageModelStep(StepSource):
 class PreferenceStep(LanguageModelStep):
     """Direct preference optimization, as TRL's DPOTrainer computes it from all logits.
 
-    Args:
-        precision: that of autocast; None: no autocast.
-        reference: the frozen model; None: the model without its adapters.
+    Without a frozen ``reference``, it is the model without its adapters.
     """
 
     name = "the DPO loss"

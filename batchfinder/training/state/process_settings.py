@@ -73,11 +73,10 @@ def read_switches() -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def repeatable(things: Iterable[Any] = ()) -> Iterator[None]:
+def repeatable(things: Iterable[Any]) -> Iterator[None]:
     """Run the block with fixed random seeds; restore generators and process settings afterwards.
 
-    Args:
-        things: any objects. The user's generators among them are restored but not seeded.
+    The user's generators among the things are restored but not seeded.
     """
     undo = process_settings()
     for thing in things:

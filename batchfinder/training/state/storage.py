@@ -21,10 +21,8 @@ class SavedStorage:
     def note(self, tensor: Tensor, *, is_copied: bool = True) -> None:
         """Note a tensor on this storage, with the number of changes to it so far.
 
-        Args:
-            tensor: a tensor on the storage.
-            is_copied: False if no step writes to the storage through this tensor. It is then only
-                watched, because a copy of a large model fills the host's memory.
+        If no step writes to the storage through it, it is only watched, and not ``is_copied``: a
+        copy of a large model fills the host's memory.
         """
         self._tensors.append((tensor, tensor._version))
         if is_copied and self._values is None:
@@ -33,9 +31,8 @@ class SavedStorage:
     def restore(self, is_midway: bool) -> None:
         """Restore the values.
 
-        Args:
-            is_midway: True if other steps follow. If all tensors have moved to another device, the
-                values here are then not read: the steps changed only the values there.
+        If other steps follow, and all tensors have moved to another device, the values here are not
+        read: the steps changed only the values there.
         """
         storage, values = self._storage, self._values
         changed = [tensor for tensor, version in self._tensors if tensor._version != version]
