@@ -146,7 +146,8 @@ class StepsMade:
     def remarks(self, setup: TrainingSetup) -> Iterator[str]:
         """Yield warnings about optimizers of another model, and optimizers that made no step."""
         given = setup.optimizer
-        if isinstance(given, Optimizer) and not _trains(given, setup.model):
+        own = {*setup.model.parameters()}
+        if isinstance(given, Optimizer) and own.isdisjoint(parameters_of(given)):
             yield (
                 f"the optimizer, {type(given).__name__}, holds no parameter of the model. "
                 "Make it from model.parameters()"
@@ -160,11 +161,6 @@ class StepsMade:
                     f"{type(optimizer).__name__}, which the step reaches, made no step, so the "
                     "memory of its states is not counted. Call its step() in every training step"
                 )
-
-
-def _trains(optimizer: Optimizer, model: nn.Module) -> bool:
-    """Return True if an optimizer holds any parameter of a model."""
-    return not {*parameters_of(optimizer)}.isdisjoint(model.parameters())
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
