@@ -74,9 +74,7 @@ def collectives_begun() -> int:
 def reason_of_any_rank(reason: str, batch_size: int) -> str:
     """Return why a call at a batch size failed on any rank; "" if all ranks have ended it well.
 
-    Args:
-        reason: the out-of-memory error of this rank; "" without one.
-        batch_size: the batch size of the call.
+    ``reason`` is the out-of-memory error of this rank; "" without one.
 
     Raises:
         RankError: ranks that ran out of memory cannot go on with the others.

@@ -54,10 +54,6 @@ def is_checkpointed(setup: TrainingSetup) -> bool:
 def with_checkpointing(setup: TrainingSetup, how: str) -> tuple[TrainingSetup, str]:
     """Checkpoint a setup in place of what it has turned on. :func:`model_kept` undoes the change.
 
-    Args:
-        setup: what to train.
-        how: ``"no-checkpointing"``, or as for :func:`apply_checkpointing`.
-
     Returns:
         The setup, and the blocks that are recomputed; "" if none are.
 

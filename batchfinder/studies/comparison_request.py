@@ -123,10 +123,7 @@ def comparisons_of(
 ) -> list[Comparison]:
     """Return the comparisons of the strategies that have ended; none before the first has.
 
-    Args:
-        request: the request.
-        done: for each strategy, its rows: one for each GPU, or the measured one.
-        gpus: the simulated GPUs; none if the rows are measured.
+    Each of them has done a row for each simulated GPU, or without GPUs, the measured one.
     """
     results = [row.result for rows in done[:1] for row in rows if row.result]
     devices = [gpu.name for gpu in gpus] or [result.device for result in results]

@@ -32,10 +32,7 @@ def estimate_strategies(
 ) -> Iterator[list[StrategyRow]]:
     """Estimate every strategy on each GPU. Yield its rows, one for each GPU, as it ends.
 
-    Args:
-        request: the comparison to make.
-        gpus: at least one GPU.
-        on_begin: called as each strategy begins, with a text such as ``tracing bf16 ...``.
+    ``on_begin`` is called as each strategy begins, with a text such as ``tracing bf16 ...``.
 
     Raises:
         Exception: the error of the first strategy, which changes nothing.

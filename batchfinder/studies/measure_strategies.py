@@ -32,9 +32,7 @@ def measure_strategies(
 ) -> Iterator[list[StrategyRow]]:
     """Search with every strategy on the device. Yield the row of each as it ends.
 
-    Args:
-        request: the comparison to make.
-        on_begin: called as each probe begins, with a text such as ``bf16: trying 64 ...``.
+    ``on_begin`` is called as each probe begins, with a text such as ``bf16: trying 64 ...``.
 
     Raises:
         Exception: the error of the first strategy, which changes nothing.

@@ -95,11 +95,7 @@ def noise_scale(
 
 
 def noise_scale_of_source(source: Mapping[str, Any], options: Mapping[str, Any]) -> NoiseScale:
-    """Measure the noise scale of a target, in a process of its own.
-
-    Args:
-        source: the data of :meth:`SetupSource.to_dict`, with a loader.
-        options: the device and the precision.
+    """Measure the noise scale of a target with a loader, in a process of its own.
 
     Raises:
         Exception: as :func:`noise_scale`.

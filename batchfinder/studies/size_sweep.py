@@ -49,10 +49,6 @@ class Answer:
 class SizeSweep:
     """Finds the largest batch size at one example size after another.
 
-    Args:
-        bounds: the batch sizes that may be tried.
-        confirm_steps: the fewest steps of a confirmation.
-
     Attributes:
         scaling: the memory by batch size and example size, as far as it is known.
     """
@@ -70,12 +66,10 @@ class SizeSweep:
         x: float | None,
         on_probing: Callable[[int, bool], None] = lambda *_: None,
     ) -> Answer:
-        """Find the largest batch size with a prober.
+        """Find the largest batch size with a prober that trains on examples of size ``x``.
 
-        Args:
-            prober: the prober that trains on examples of this size.
-            x: the example size; None if it is not a number. Then a whole search runs.
-            on_probing: called with the size, and whether it is a confirmation, as a probe begins.
+        If that is None, as it is not a number, a whole search runs. ``on_probing`` is called with
+        the batch size, and whether it is a confirmation, as a probe begins.
         """
         if x is None or not self.scaling.per_sample_bytes:
             return self._searched(prober, x, Answer(), on_probing)

@@ -111,14 +111,9 @@ def usual_strategies(
 ) -> list[Strategy]:
     """Return the most informative strategies: each lever alone, then sensible combinations.
 
-    Args:
-        precision: the precision of the base, which changes nothing.
-        has_own_precision: True if the step sets its own precision. Then no strategy changes it.
-        optimizer: the name of the base's optimizer. It gets no row of its own.
-        accumulate: True if the base accumulates gradients.
-        is_checkpointed: True if the base recomputes its blocks in the backward pass.
-        world_size: the number of ranks. One rank has nothing to share.
-        is_measured: True if the rows run on a device, where compiling changes something.
+    What the base has already, which changes nothing, gets no row of its own. No strategy changes
+    the precision of a step that sets its own. One rank has nothing to share, and compiling changes
+    something only where rows are measured.
     """
     is_low = has_own_precision or precision in ("bf16", "fp16")
     precisions = () if has_own_precision else ("fp32", "bf16", "fp16", "pure-bf16")

@@ -113,11 +113,8 @@ def mixed_percent(
 ) -> tuple[int | None, str]:
     """Find the percentage of the batch sizes at which steps of all lengths run in turn.
 
-    Args:
-        load_longest: makes the setup of the longest examples, whose model trains on all.
-        parts: makes the batches of each length, with its largest batch size; the longest first.
-        options: the options of the search.
-        on_begin: called with a text as each percentage begins.
+    The model of the longest examples trains on all. The ``parts`` make the batches of each length,
+    with its largest batch size; the longest first.
 
     Returns:
         One of ``MIXED_PERCENTAGES``, 0 if none fits, or None if the steps failed otherwise; and a
