@@ -235,11 +235,7 @@ def did_you_mean(
 ) -> str:
     """Return the end of a message about an unknown name: up to three close names, or ``otherwise``.
 
-    Args:
-        wrong: the unknown name.
-        names: the known names.
-        shown: returns the text to write for a known name.
-        otherwise: what to return if no known name is close.
+    ``shown`` returns the text to write for a known name.
 
     Example:
         >>> did_you_mean("adm", ["adam", "sgd"])

@@ -253,16 +253,8 @@ def estimate_on_gpus(
 ) -> list[Estimate]:
     """Estimate the largest batch size on several GPUs.
 
-    GPUs with the same kernels share their traces.
-
-    Args:
-        setup: what to train.
-        gpus: at least one.
-        options: options of the steps and the budget.
-        settings: settings of the caching allocator.
-        bounds: the sizes that may be tried.
-        cluster: the data-parallel job in which each GPU is one rank. Default: a GPU trains alone.
-        make_traces: makes the traces for a GPU. Default: those of the setup and the options.
+    GPUs with the same kernels share their traces. With a cluster, each GPU is one rank of that
+    data-parallel job. ``make_traces`` replaces the traces of the setup and the options.
 
     Raises:
         UsageError, SampleError, DeviceError, StepError, Exception: as ``estimate_max_batch``.

@@ -79,8 +79,7 @@ def bytes_if_given(size: str | float | None) -> int | None:
 def format_bytes(size: float) -> str:
     """Format a size with one decimal, in the largest unit that keeps it at 1 or more.
 
-    Args:
-        size: bytes; may be negative.
+    It may be negative.
 
     Example:
         >>> format_bytes(25769803776), format_bytes(1536), format_bytes(100)
@@ -143,10 +142,6 @@ def parse_headroom(text: str) -> float:
 def positive(name: str, value: Any) -> int:
     """Return a number of examples, steps or ranks as a plain integer. NumPy's integers are allowed.
 
-    Args:
-        name: what the number is, for the error message.
-        value: the value that the user gave.
-
     Raises:
         UsageError: the value is no whole number, or below 1.
 
@@ -162,12 +157,7 @@ def positive(name: str, value: Any) -> int:
 
 
 def check_seconds(name: str, seconds: float | None, usual: int = 600) -> None:
-    """Refuse a time that no timer can wait for. None is no time.
-
-    Args:
-        name: what takes this time, for the error message.
-        seconds: the time that the user gave.
-        usual: the time to try instead.
+    """Refuse a time that no timer can wait for. None is no time; ``usual`` is one to try instead.
 
     Raises:
         UsageError: the time is not above 0, or too long.

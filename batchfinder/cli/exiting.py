@@ -33,10 +33,8 @@ TIME_IS_UP = 124  # as the command timeout has it; seen only inside a search
 def exit_with(command: str, **options: Any) -> NoReturn:
     """Run a command and exit with its status, or with one line that says what is wrong.
 
-    Args:
-        command: the function, as ``file:function`` below ``cli``. It is imported only now, because
-            ``--help`` must be fast. It returns the exit status, or None for 0.
-        options: the options of the function.
+    Its function, ``file:function`` below ``cli``, is imported only now, because ``--help`` must be
+    fast. It returns the exit status, or None for 0.
     """
     # PyTorch's warning that NumPy is missing: nothing here needs it.
     warnings.filterwarnings("ignore", "Failed to initialize NumPy")

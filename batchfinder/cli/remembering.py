@@ -21,8 +21,7 @@ from batchfinder.search.prober import Prober
 class SearchMemory:
     """The remembered answers of one command, by everything that they depend on.
 
-    Args:
-        facts: what the answer depends on, as plain data. :meth:`recall` may add more.
+    :meth:`recall` may add more of these facts, which are plain data.
 
     Attributes:
         key: the hash of all facts; "" before :meth:`recall`.

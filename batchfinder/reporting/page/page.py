@@ -67,11 +67,7 @@ def read_results(files: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def write_page(results: Sequence[dict[str, Any]], file: str) -> None:
-    """Write one page about all results.
-
-    Args:
-        results: JSON objects, as ``--json`` prints them.
-        file: the page's path; it is overwritten.
+    """Write one page about all results, JSON objects as ``--json`` prints them.
 
     Raises:
         UsageError: the file cannot be written.

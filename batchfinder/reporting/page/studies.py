@@ -80,8 +80,7 @@ def size_chart(data: Data) -> str:
 def memory_map(data: Data) -> str:
     """Draw how full the memory is for each swept value and batch sizes in powers of two.
 
-    Args:
-        data: the JSON object of a sweep. Values without a line of memory are left out.
+    Values without a line of memory are left out.
     """
     lines = [row for row in data["rows"] if row["peak_bytes"] and row["per_sample_bytes"]]
     largest = max((row["batch_size"] for row in lines), default=0)
