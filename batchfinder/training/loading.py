@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 
 from batchfinder.errors import SampleError
 from batchfinder.training.completion import completed
 from batchfinder.training.data.input_spec import parse_input_spec
-from batchfinder.training.frameworks.language_model import described, maker_of
+from batchfinder.training.frameworks.language_model import described, language_model
 from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.target import (
     call_with_arguments,
@@ -17,7 +18,7 @@ from batchfinder.training.target import (
     name_of,
     refuse_unknown_arguments,
 )
-from batchfinder.training.user_module import is_language_model
+from batchfinder.training.user_module import PREFIX, is_language_model
 
 
 def load_setup(
@@ -37,7 +38,7 @@ def load_setup(
     remarks: list[str] = []
     is_given = any(value is not None for value in (sample, input_spec, loader))
     if is_language_model(target):
-        make = maker_of(target)
+        make = partial(language_model, target.removeprefix(PREFIX))
         refuse_unknown_arguments(target, arguments, make)
         setup: TrainingSetup = call_with_arguments(make, arguments)
         remarks = [described(target, setup, **arguments)]

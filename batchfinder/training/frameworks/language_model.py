@@ -31,7 +31,6 @@ from batchfinder.training.frameworks.transformers_trainer import in_precision
 from batchfinder.training.optimizer import DEFAULT_OPTIMIZER, FUSED
 from batchfinder.training.setup import DTYPES, TrainingSetup
 from batchfinder.training.source import KeptUntil, StepSource
-from batchfinder.training.user_module import PREFIX
 
 METHODS = ("full", "lora", "qlora", "dpo")
 DEFAULT_RANK = 16  # of adapters, if they are needed and no rank is given
@@ -242,11 +241,6 @@ def _checkpoint(model: Any) -> None:
     name = enable.__name__.replace("enable", "kwargs")
     enable(**{name: {"use_reentrant": False}})
     model.enable_input_require_grads()
-
-
-def maker_of(target: str) -> Callable[..., TrainingSetup]:
-    """Return the function that makes the setup of an ``hf:`` target from its options."""
-    return functools.partial(language_model, target.removeprefix(PREFIX))
 
 
 def described(target: str, setup: TrainingSetup, **options: Any) -> str:
