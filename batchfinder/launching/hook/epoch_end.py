@@ -89,8 +89,8 @@ class EpochEnd:
     def step(self) -> None:
         """Report a step that follows the end of the epoch."""
         self._end_validation()
-        facts = {"unused_loaders": len(self._unused), "held": self._held(), **self._peaks()}
-        self._report("step_after", **facts)
+        facts = {"unused_loaders": len(self._unused), "held": self._held()}
+        self._report("step_after", **facts, **self._memory.peaks())
 
     def validate(self, *, has_trained: bool) -> None:
         """Report a forward pass of a validation; before the epoch ends, only the first one."""
@@ -100,7 +100,8 @@ class EpochEnd:
         if self.has_begun or has_trained not in self._told:
             self._told.add(has_trained)
             facts = {"has_trained": has_trained, "is_after": self.has_begun}
-            self._report("validated", **facts, **self._peaks())
+            # The peaks since the epoch ended, or before that, since the last step.
+            self._report("validated", **facts, **self._memory.peaks())
 
     def train_anew(self) -> None:
         """Report an optimizer that is made after the epoch ended: what it makes comes only once."""
@@ -111,11 +112,6 @@ class EpochEnd:
     def _end_validation(self) -> None:
         if self._has_validated:
             self._requests.end_validation()
-
-    def _peaks(self) -> dict[str, int]:
-        """Return the peaks since the epoch ended, or before that, since the last step."""
-        allocated, reserved = self._memory.peaks()
-        return {"allocated": allocated, "reserved": reserved}
 
     def _held(self) -> int:
         """Return the bytes that tensors hold on a CUDA device now; 0 on the CPU."""

@@ -67,14 +67,9 @@ class Failures:
         self._fail(f"CUDA out of memory. Tried to allocate {requested / 2**20:.2f} MiB")
 
     def _fail(self, text: str) -> None:
-        allocated, reserved = self._memory.peaks()
-        facts = {
-            **self._memory.identity(),
-            "allocated": allocated,
-            "reserved": reserved,
-            "has_gradients": self.is_in_step or self._torch.is_grad_enabled(),
-        }
-        self._report("out_of_memory", text=text, **facts)
+        facts = {**self._memory.identity(), **self._memory.peaks()}
+        has_gradients = self.is_in_step or self._torch.is_grad_enabled()
+        self._report("out_of_memory", text=text, has_gradients=has_gradients, **facts)
         while True:
             self._report.pause()
 

@@ -99,14 +99,14 @@ class Memory:
         else:
             self._process_peak.reset()
 
-    def peaks(self) -> tuple[int, int]:
+    def peaks(self) -> dict[str, int]:
         """Return the most bytes that tensors and the allocator held since :meth:`reset`."""
         if self.index is not None:
-            cuda = self._torch.cuda
-            return cuda.max_memory_allocated(self.index), cuda.max_memory_reserved(self.index)
+            cuda, index = self._torch.cuda, self.index
+            allocated, reserved = cuda.max_memory_allocated(index), cuda.max_memory_reserved(index)
+            return {"allocated": allocated, "reserved": reserved}
         peak = self._process_peak.read()
-        peak = min(peak, self._cpu_budget or peak)
-        return peak, peak
+        return dict.fromkeys(("allocated", "reserved"), min(peak, self._cpu_budget or peak))
 
     def identity(self) -> dict[str, Any]:
         """Return the process's rank, its versions, and the facts about its device."""

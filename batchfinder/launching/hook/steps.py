@@ -200,10 +200,10 @@ class Steps:
 
     def _note(self, phase: str) -> None:
         """Read the peak since the last note, and start a new one."""
-        allocated, reserved = self._memory.peaks()
-        self._phases[phase] = max(self._phases[phase], allocated)
-        self._allocated = max(self._allocated, allocated)
-        self._reserved = max(self._reserved, reserved)
+        peaks = self._memory.peaks()
+        self._phases[phase] = max(self._phases[phase], peaks["allocated"])
+        self._allocated = max(self._allocated, peaks["allocated"])
+        self._reserved = max(self._reserved, peaks["reserved"])
         self._memory.reset()
 
     def _end_reading(self) -> None:
