@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,24 +59,16 @@ def test_without_a_launch_the_pth_file_does_nothing() -> None:
     subprocess.run([sys.executable, "-c", PTH], env=environment, check=True)
 
 
-def test_a_script_runs_on_if_the_allocator_has_no_observers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_script_runs_on_if_the_allocator_has_no_observers() -> None:
     """That of the backend cudaMallocAsync has none, and raises as CUDA is initialized."""
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     asked = []
 
     def attach(observer: Any) -> None:
         asked.append(observer)
         raise RuntimeError("cudaMallocAsync does not yet support attachOutOfMemoryObserver")
 
-    fake: Any = SimpleNamespace(
-        version=SimpleNamespace(cuda="13.0", hip=None),
-        cuda=SimpleNamespace(_lazy_call=lambda call: call()),
-        _C=SimpleNamespace(_cuda_attach_out_of_memory_observer=attach),
-    )
-    Failures(fake, {"certain": [], "doubtful": []}, report=None, memory=None).install()
+    fake: Any = SimpleNamespace(_C=SimpleNamespace(_cuda_attach_out_of_memory_observer=attach))
+    Failures(fake, {"certain": [], "doubtful": []}, report=None, memory=None).begin_cuda()
     assert len(asked) == 1
 
 
@@ -100,11 +91,9 @@ def test_a_validation_that_ends_in_a_training_anew_is_not_replayed() -> None:
         end_step=lambda: None, end_validation=lambda: None, recording=lambda: {"steps": []}
     )
     recorder = SimpleNamespace(begin=lambda: True, Recorder=lambda *_: history)
-    cuda = SimpleNamespace(_lazy_call=lambda begin: begin())
-    torch: Any = SimpleNamespace(cuda=cuda, version=SimpleNamespace(cuda="13.0", hip=None))
     for forgets in (True, False):
-        requests = Requests(torch, recorder, lambda event, **_: reported.append(event))
-        requests.install()
+        requests = Requests(recorder, lambda event, **_: reported.append(event))
+        requests.begin_cuda()
         requests.end_reading(0, waits=False)
         if forgets:
             requests.forget_validation()

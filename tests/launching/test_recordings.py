@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,16 +55,11 @@ class FakeRecorder:
         return {"event": "recording", "pid": 7, "held": [], "streams": [], **fields}
 
 
-def cuda() -> Any:
-    version = SimpleNamespace(cuda="13.0", hip=None)
-    return SimpleNamespace(version=version, cuda=SimpleNamespace(_lazy_call=lambda then: then()))
-
-
 def test_a_process_reports_its_requests_only_when_it_waits() -> None:
     reports: list[dict[str, Any]] = []
     recorder = FakeRecorder()
-    requests = Requests(cuda(), recorder, lambda *_, **facts: reports.append(facts))
-    requests.install()
+    requests = Requests(recorder, lambda *_, **facts: reports.append(facts))
+    requests.begin_cuda()
     for waits in (False, False, True):
         requests.end_reading(0, waits=waits)
     assert [len(report["steps"]) for report in reports] == [3]
@@ -77,8 +71,8 @@ def test_a_process_reports_its_requests_only_when_it_waits() -> None:
 def test_the_validation_after_the_steps_is_recorded_once() -> None:
     """Without it, a script whose validation limits the size took 8 to 10 launches."""
     record = Record(4, steps=3, headroom=0.05, cpu_budget_bytes=None)
-    requests = Requests(cuda(), FakeRecorder(), lambda *_, **facts: record.add(facts))
-    requests.install()
+    requests = Requests(FakeRecorder(), lambda *_, **facts: record.add(facts))
+    requests.begin_cuda()
     requests.end_validation()  # nothing is recorded yet
     requests.end_reading(0, waits=True)
     record.add(step([4, 8]))

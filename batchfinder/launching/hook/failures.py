@@ -35,15 +35,12 @@ class Failures:
         self._doubtful = re.compile("|".join(order["doubtful"]), re.MULTILINE)
 
     def install(self) -> None:
-        """Watch CUDA's allocator and errors that the script does not catch."""
-        torch = self._torch
-        if torch.version.cuda or torch.version.hip:
-            # An observer only reaches devices that exist, so CUDA has to be initialized first.
-            torch.cuda._lazy_call(self._attach)
+        """Watch errors that the script does not catch."""
         sys.excepthook = self._excepthook(sys.excepthook)
         threading.excepthook = self._thread_excepthook(threading.excepthook)
 
-    def _attach(self) -> None:
+    def begin_cuda(self) -> None:
+        """Watch CUDA's allocator. An observer only reaches devices that exist by now."""
         with contextlib.suppress(RuntimeError):  # the backend cudaMallocAsync has no observers
             self._torch._C._cuda_attach_out_of_memory_observer(self._ran_out)
 

@@ -31,12 +31,10 @@ class Memory:
         self.index: int | None = None
         self.facts: dict[str, Any] = {}
 
-    def limit(self) -> None:
-        """Limit the CPU now, and CUDA when it is initialized."""
+    def install(self) -> None:
+        """Limit the CPU."""
         self.limit_cpu()
         os.register_at_fork(after_in_child=self._lift)
-        if self._torch.version.cuda or self._torch.version.hip:
-            self._torch.cuda._lazy_call(self._limit_first_device)
         self.reset()
 
     def limit_cpu(self) -> None:
@@ -50,7 +48,8 @@ class Memory:
         if self._cpu_budget is not None:
             resource.setrlimit(resource.RLIMIT_DATA, self._limits_before)
 
-    def _limit_first_device(self) -> None:
+    def begin_cuda(self) -> None:
+        """Limit the device that most likely trains."""
         # Not the current device: if it is another rank's, this process would add a context there.
         count = self._torch.cuda.device_count()
         self.limit_cuda(int(os.environ.get("LOCAL_RANK", "0")) % max(1, count))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from types import ModuleType
 from typing import Any
 
 # Each reading converts the whole history, so later ones are not recorded.
@@ -16,19 +15,14 @@ class Requests:
     ``recorder`` is the module that reads PyTorch's history, probing/recording.py.
     """
 
-    def __init__(self, torch: ModuleType, recorder: Any, report: Any) -> None:
-        self._torch: Any = torch
+    def __init__(self, recorder: Any, report: Any) -> None:
         self._recorder, self._report = recorder, report
         self._history: Any = None
         self._readings = 0
         self._is_on = False
 
-    def install(self) -> None:
-        """Start to record when CUDA is initialized."""
-        if self._torch.version.cuda or self._torch.version.hip:
-            self._torch.cuda._lazy_call(self._begin)
-
-    def _begin(self) -> None:
+    def begin_cuda(self) -> None:
+        """Start to record."""
         with contextlib.suppress(Exception):  # the script must run on in any case
             self._is_on = self._recorder.begin()
 

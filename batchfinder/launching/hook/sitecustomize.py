@@ -110,7 +110,7 @@ class AfterTorch:
             memory = load("memory").Memory(torch, order, peak)
             failures = load("failures").Failures(torch, order, self._report, memory)
             recorder = load("recording", f"{PROBING}/recording.py")
-            requests = load("requests").Requests(torch, recorder, self._report)
+            requests = load("requests").Requests(recorder, self._report)
             files = load("files").Files(torch, order["folder"], self._report)
             epoch_end = load("epoch_end").EpochEnd(
                 torch, order, self._report, memory, files, requests

@@ -67,8 +67,8 @@ class Steps:
 
     def install(self) -> None:
         """Limit the memory and install the hooks in PyTorch."""
-        torch, memory = self._torch, self._memory
-        memory.limit()
+        torch = self._torch
+        self._memory.install()
         os.register_at_fork(after_in_child=self._start_over)
         modules = torch.nn.modules.module
         modules.register_module_forward_pre_hook(self._enters)
@@ -86,8 +86,10 @@ class Steps:
         torch.autograd.backward = self._watched(torch.autograd.backward, self._after_backward)
         torch.autograd.grad = self._watched(torch.autograd.grad, self._after_grad)
         self._failures.install()
-        self._requests.install()
         self._epoch_end.install()
+        if torch.version.cuda or torch.version.hip:
+            for part in (self._memory, self._failures, self._requests):
+                torch.cuda._lazy_call(part.begin_cuda)  # when CUDA is initialized
 
     def _start_over(self) -> None:
         self._readings = self._steps = self._backwards = 0
