@@ -160,11 +160,7 @@ def _memory_of(template: Template, options: RunOptions, bounds: Bounds) -> Searc
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, str]:
-    """Read the texts ``NAME=VALUE`` of ``--env``.
-
-    Raises:
-        UsageError: a text is not ``NAME=VALUE``.
-    """
+    """Read the texts ``NAME=VALUE`` of ``--env``."""
     pairs = {}
     for setting in settings:
         name, equals, value = setting.partition("=")

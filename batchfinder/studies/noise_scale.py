@@ -95,11 +95,7 @@ def noise_scale(
 
 
 def noise_scale_of_source(source: Mapping[str, Any], options: Mapping[str, Any]) -> NoiseScale:
-    """Measure the noise scale of a target with a loader, in a process of its own.
-
-    Raises:
-        Exception: as :func:`noise_scale`.
-    """
+    """Measure the noise scale of a target with a loader, in a process of its own."""
     made = load_function(source["loader"])
     setup, _ = load_from(source)
     data = call_with_arguments(made, SetupSource.arguments_in(source))
