@@ -10,8 +10,8 @@ from batchfinder.training.data.loader import batches_of_loader
 from batchfinder.training.frameworks.lightning import (
     OwnTrainingStep,
     batches_of_module,
+    is_lightning_module,
     own_optimizer,
-    trains_itself,
 )
 from batchfinder.training.frameworks.manual_optimization import ManualStep, optimizes_by_hand
 from batchfinder.training.frameworks.model_hints import sample_from_model
@@ -57,7 +57,7 @@ def completed(setup: TrainingSetup) -> tuple[TrainingSetup, list[str]]:
         drawn = batches_of_loader(setup.loader)
     elif has_none and trainer is not None and trainer.train_dataset is not None:
         drawn = batches_of_trainer(trainer)
-    elif has_none and trains_itself(setup.model):
+    elif has_none and is_lightning_module(setup.model):
         drawn = batches_of_module(setup.model, warnings.append)
     is_hint = has_none and drawn is None
     if drawn is not None:
@@ -86,7 +86,7 @@ def _trained_by(trainer: Trainer, setup: TrainingSetup) -> TrainingSetup:
 
 def _trained_by_module(setup: TrainingSetup, *, with_its_step: bool) -> TrainingSetup:
     """Let a LightningModule supply a missing step or optimizer; keep other setups as they are."""
-    if not trains_itself(setup.model):
+    if not is_lightning_module(setup.model):
         return setup
     if with_its_step and setup.step is None and setup.loss_fn is None:
         if optimizes_by_hand(setup.model):

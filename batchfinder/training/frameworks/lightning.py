@@ -34,7 +34,7 @@ _LIGHTNING = ("lightning", "pytorch_lightning")
 BATCHES = 10
 
 
-def trains_itself(model: nn.Module) -> bool:
+def is_lightning_module(model: nn.Module) -> bool:
     """Return True if a module, also in a data-parallel wrapper, has its own step and optimizer."""
     module = unwrapped(model)
     names = ("training_step", "configure_optimizers")
