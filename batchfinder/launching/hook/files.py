@@ -1,8 +1,8 @@
 """Keep a script from changing the user's files. Imports no batchfinder.
 
-From then on, functions that save files do nothing, so that the script continues: it trains after
-its validation, in the memory that the validation has left. Code that would change a file in another
-way waits, and so does code that would send something after that, such as the saved model.
+Once its epoch ends, functions that save files do nothing, so that it continues: it trains after its
+validation, in the memory that the validation has left. Code that would change a file in another way
+waits, and so does code that would send something after that, such as the saved model.
 """
 
 from __future__ import annotations
