@@ -23,7 +23,7 @@ LENGTHS_STEPS = 50
 
 
 @dataclass
-class Trainer:
+class TrainingProcess:
     """One process that trains.
 
     Attributes:
@@ -133,7 +133,7 @@ class Record:
         self._least_steps, self._headroom = steps, headroom
         self._cpu_budget_bytes = cpu_budget_bytes
         self._batches_vary = batches_vary
-        self.trainers: dict[int, Trainer] = {}
+        self.trainers: dict[int, TrainingProcess] = {}
         self._recordings: dict[int, Recording] = {}
         self.shapes: set[tuple[int, ...]] = set()
         self.elements = 0
@@ -252,6 +252,6 @@ class Record:
                 batches_vary=self._batches_vary,
                 may_flush=SETTLING_STEPS,
             )
-            trainer = self.trainers[report["pid"]] = Trainer(watch)
+            trainer = self.trainers[report["pid"]] = TrainingProcess(watch)
         trainer.note(report)
         trainer.recording = self._recordings.get(report["pid"])

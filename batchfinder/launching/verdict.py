@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from batchfinder.errors import BatchTooSmallError, UserCodeError
 from batchfinder.launching.host_memory import HOST, shortage_in
-from batchfinder.launching.record import Record, Trainer
+from batchfinder.launching.record import Record, TrainingProcess
 from batchfinder.probing.devices.oom import classify_text
 from batchfinder.probing.devices.oom_table import Tier
 from batchfinder.probing.too_small import NEEDS_MORE_THAN_ONE, too_small
@@ -163,7 +163,7 @@ def quoted(output: str) -> str:
     return f"; it printed last: {last}" if last else ""
 
 
-def limiting(record: Record) -> Trainer:
+def limiting(record: Record) -> TrainingProcess:
     """Return the process that needs the most memory. At least one has run a step."""
     return max(record.trainers.values(), key=_peak)
 
@@ -206,7 +206,7 @@ def _probe(record: Record, outcome: Outcome, note: str) -> Probe:
     )
 
 
-def _peak(trainer: Trainer) -> int:
+def _peak(trainer: TrainingProcess) -> int:
     return max(trainer.peaks)
 
 
