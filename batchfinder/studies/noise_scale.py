@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from batchfinder.errors import SampleError, StepError, UsageError
 from batchfinder.probing.devices.choose_device import choose_device
-from batchfinder.probing.workers.source import SetupSource, load_from
 from batchfinder.results.noise_scale import NoiseScale, noise_scale_of
 from batchfinder.training.completion import completed
 from batchfinder.training.data.drawn import drawn_places
@@ -23,7 +22,6 @@ from batchfinder.training.sample import move_batch
 from batchfinder.training.setup import LossFunction, StepFunction, TrainingSetup, setup_of
 from batchfinder.training.state.snapshot import preserved_state
 from batchfinder.training.step import TrainingStep
-from batchfinder.training.target import call_with_arguments, load_function
 
 # A large batch is this many small ones. The paper's example is 1 to 32; a ratio of 16 leaves 6 % of
 # the noise in the large gradient, and the estimate subtracts it.
@@ -91,20 +89,13 @@ def noise_scale(
         raise UsageError(_NEEDS_DATA)
     data = setup.loader
     setup, _ = completed(setup)
-    return _measured(setup, data, device, precision, small_batch_size, draws)
+    return measured(setup, data, device, precision, small_batch_size, draws)
 
 
-def noise_scale_of_source(source: Mapping[str, Any], options: Mapping[str, Any]) -> NoiseScale:
-    """Measure the noise scale of a target with a loader, in a process of its own."""
-    made = load_function(source["loader"])
-    setup, _ = load_from(source)
-    data = call_with_arguments(made, SetupSource.arguments_in(source))
-    return _measured(setup, data, options["device"], options["precision"], SMALL, DRAWS)
-
-
-def _measured(
+def measured(
     setup: TrainingSetup, data: Any, device: str | None, precision: str, size: int, draws: int
 ) -> NoiseScale:
+    """Measure the noise scale of a complete setup on the data of its loader."""
     if size < 1 or draws < 2:
         raise UsageError(f"{size} examples and {draws} draws are too few. Try 8 and 8.")
     dataset, collate, sampler = parts_of(data, "the loader")

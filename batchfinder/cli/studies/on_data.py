@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from batchfinder.errors import WorkerError
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.workers.source import SetupSource
+from batchfinder.probing.workers.source import SetupSource, load_from
 from batchfinder.results.noise_scale import NoiseScale
 
 T = TypeVar("T")
@@ -18,8 +18,7 @@ T = TypeVar("T")
 
 def noise_scale_on_data(source: SetupSource, options: ProbeOptions) -> NoiseScale:
     """Measure the gradient noise scale of a target on its loader's data."""
-    place = {"device": options.device, "precision": options.precision}
-    return _in_new_process(_noise_scale, source.to_dict(), place)
+    return _in_new_process(_noise_scale, source, source.loader, options)
 
 
 def loader_rate(source: SetupSource) -> float:
@@ -49,10 +48,14 @@ def _as_user_code(function: Callable[..., T], *given: Any) -> T:
         return function(*given)
 
 
-def _noise_scale(source: dict[str, Any], place: dict[str, Any]) -> NoiseScale:
-    from batchfinder.studies.noise_scale import noise_scale_of_source
+def _noise_scale(source: SetupSource, loader: str, options: ProbeOptions) -> NoiseScale:
+    from batchfinder.studies.noise_scale import DRAWS, SMALL, measured
+    from batchfinder.training.target import call_with_arguments, load_function
 
-    return noise_scale_of_source(source, place)
+    made = load_function(loader)
+    setup, _ = load_from(source.to_dict())
+    data = call_with_arguments(made, source.arguments)
+    return measured(setup, data, options.device, options.precision, SMALL, DRAWS)
 
 
 def _rate(loader: str, arguments: dict[str, Any]) -> float:
