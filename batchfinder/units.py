@@ -117,6 +117,9 @@ def format_seconds(seconds: float) -> str:
 def parse_headroom(text: str) -> float:
     """Read the percentage of ``--headroom``, such as ``"7.5"`` or ``"7.5%"``, as a fraction.
 
+    Raises:
+        UsageError: the text is not such a percentage.
+
     Example:
         >>> parse_headroom("7.5%")
         0.075
@@ -154,7 +157,11 @@ def positive(name: str, value: Any) -> int:
 
 
 def check_seconds(name: str, seconds: float | None, usual: int = 600) -> None:
-    """Refuse a time that no timer can wait for. None is no time; ``usual`` is one to try."""
+    """Refuse a time that no timer can wait for. None is no time; ``usual`` is one to try instead.
+
+    Raises:
+        UsageError: the time is not above 0, or too long.
+    """
     if seconds is not None and not 0 < seconds <= MOST_SECONDS:
         raise UsageError(
             f"{name} must be above 0 seconds and at most {MOST_SECONDS:g}, not {seconds:g}. "

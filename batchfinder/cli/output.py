@@ -27,6 +27,9 @@ def deliver(data: Mapping[str, Any], *, as_json: bool, report: str | None) -> No
     """Print the answer as one JSON object, and write the report, as requested.
 
     The command that gave the answer is added to it as ``reproduce``.
+
+    Raises:
+        UsageError: the page cannot be written.
     """
     data = {**data, "reproduce": f"batchfinder {typed()}"}
     if as_json:

@@ -45,6 +45,9 @@ def request_of(target: str, given: Mapping[str, Any], *, one_length: bool = True
     """Read the shared options of a command. Those that the command does not have are defaults.
 
     With ``one_length``, the command takes one length of a language model's examples.
+
+    Raises:
+        UsageError: an option is invalid.
     """
     bounds = Bounds.of(given["min_batch_size"], given["max_batch_size"], given["multiple_of"])
     chosen, lengths, precision = _of_language_model(target, given)
@@ -67,7 +70,11 @@ def request_of(target: str, given: Mapping[str, Any], *, one_length: bool = True
 
 
 def refuse_real_steps(given: Mapping[str, Any]) -> None:
-    """Refuse the options of a command that nothing on a simulated GPU can follow."""
+    """Refuse the options of a command that nothing on a simulated GPU can follow.
+
+    Raises:
+        UsageError: there is one.
+    """
     for name, option in (("device", "--device"), ("compiled", "--compile")):
         if given.get(name):
             raise UsageError(

@@ -160,7 +160,11 @@ def _memory_of(template: Template, options: RunOptions, bounds: Bounds) -> Searc
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, str]:
-    """Read the texts ``NAME=VALUE`` of ``--env``."""
+    """Read the texts ``NAME=VALUE`` of ``--env``.
+
+    Raises:
+        UsageError: a text is not ``NAME=VALUE``.
+    """
     pairs = {}
     for setting in settings:
         name, equals, value = setting.partition("=")

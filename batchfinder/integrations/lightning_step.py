@@ -61,7 +61,11 @@ class StepInTrainer(StepSource):
         self.kept_until = step.kept_until
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StepInTrainer:
-        """Refuse: a copy would copy the Trainer, with its loaders and loggers."""
+        """Refuse: a copy would copy the Trainer, with its loaders and loggers.
+
+        Raises:
+            StepError: always.
+        """
         raise StepError("a step in its Trainer is not copied")
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:

@@ -145,7 +145,10 @@ class SizesSeen:
 def remark_on(
     seen: Honored, batch_size: int, examples: int, ranks: int, multiple_of: int = 1
 ) -> str:
-    """Return the remark for the user on a launch whose steps had these examples, or ""."""
+    """Return the remark for the user on a launch whose steps had these examples, or "".
+
+    Every size of the search is a multiple of ``multiple_of``.
+    """
     if seen is Honored.IGNORED:
         return (
             f"the script ignores the batch size: its steps had {count(examples, 'example')} at "

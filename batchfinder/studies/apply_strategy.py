@@ -81,7 +81,11 @@ def applied(strategy: Strategy, setup: TrainingSetup, options: ProbeOptions) -> 
 
 
 def optimizer_of(name: str) -> OptimizerSpec:
-    """Return the optimizer that a strategy names, in a form that a setup accepts."""
+    """Return the optimizer that a strategy names, in a form that a setup accepts.
+
+    Raises:
+        StepError: it is not available.
+    """
     if name == "sgd":  # without momentum it has no states, and such training is rare
         return functools.partial(torch.optim.SGD, lr=0.01, momentum=MOMENTUM)
     if name == "adafactor" and not hasattr(torch.optim, "Adafactor"):

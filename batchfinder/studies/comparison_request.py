@@ -54,7 +54,11 @@ class ComparisonRequest:
         global_batch_size: int | None = None,
         is_measured: bool = False,
     ) -> ComparisonRequest:
-        """Check what a user asks for, and fill in the strategies if none are named."""
+        """Check what a user asks for, and fill in the strategies if none are named.
+
+        Raises:
+            UsageError: a number or a strategy is invalid.
+        """
         positive("the world size", world_size)
         if global_batch_size is not None:
             positive("the global batch size", global_batch_size)

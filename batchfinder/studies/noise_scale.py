@@ -95,7 +95,11 @@ def noise_scale(
 def measured(
     setup: TrainingSetup, data: Any, device: str | None, precision: str, size: int, draws: int
 ) -> NoiseScale:
-    """Measure the noise scale of a complete setup on the data of its loader."""
+    """Measure the noise scale of a complete setup on the data of its loader.
+
+    Raises:
+        Exception: as :func:`noise_scale`.
+    """
     if size < 1 or draws < 2:
         raise UsageError(f"{size} examples and {draws} draws are too few. Try 8 and 8.")
     dataset, collate, sampler = parts_of(data, "the loader")

@@ -17,12 +17,20 @@ T = TypeVar("T")
 
 
 def noise_scale_on_data(source: SetupSource, options: ProbeOptions) -> NoiseScale:
-    """Measure the gradient noise scale of a target on its loader's data."""
+    """Measure the gradient noise scale of a target on its loader's data.
+
+    Raises:
+        BatchFinderError: it cannot be measured, or the user's code fails.
+    """
     return _in_new_process(_noise_scale, source, source.loader, options)
 
 
 def loader_rate(source: SetupSource) -> float:
-    """Return how many examples a second the loader yields by itself."""
+    """Return how many examples a second the loader yields by itself.
+
+    Raises:
+        BatchFinderError: the user's code fails.
+    """
     return _in_new_process(_rate, source.loader, dict(source.arguments))
 
 

@@ -44,7 +44,11 @@ def check_report(file: str | None) -> None:
 
 
 def read_results(files: Sequence[str]) -> list[dict[str, Any]]:
-    """Read the JSON objects that ``--json`` printed."""
+    """Read the JSON objects that ``--json`` printed.
+
+    Raises:
+        UsageError: a file cannot be read, or holds no result.
+    """
     results = []
     for file in files:
         try:
@@ -63,7 +67,11 @@ def read_results(files: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def write_page(results: Sequence[dict[str, Any]], file: str) -> None:
-    """Write one page about all results, JSON objects as ``--json`` prints them."""
+    """Write one page about all results, JSON objects as ``--json`` prints them.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
     path, page = Path(file), page_of(results)
     was_there = path.exists()
     try:

@@ -137,8 +137,8 @@ class Snapshot:
     def restore(self, *, is_midway: bool = False) -> None:
         """Restore everything; a failure does not prevent the rest.
 
-        If other steps follow, values that cannot have changed are not read, and the user's
-        gradients stay where they are.
+        ``is_midway``: other steps follow. Then values that cannot have changed are not read, and
+        the user's gradients stay where they are.
         """
         with torch.no_grad():
             failures = _run(saved.drop_new_gradient for saved in self._tensors)

@@ -21,7 +21,7 @@ class SavedStorage:
     def note(self, tensor: Tensor, *, is_copied: bool = True) -> None:
         """Note a tensor on this storage, with the number of changes to it so far.
 
-        If no step writes to the storage through it, it is only watched, and not ``is_copied``: a
+        Unless ``is_copied``, no step writes to the storage through it, and it is only watched: a
         copy of a large model fills the host's memory.
         """
         self._tensors.append((tensor, tensor._version))
@@ -31,8 +31,8 @@ class SavedStorage:
     def restore(self, is_midway: bool) -> None:
         """Restore the values.
 
-        If other steps follow, and all tensors have moved to another device, the values here are not
-        read: the steps changed only the values there.
+        ``is_midway``: other steps follow. If all tensors have moved to another device, the values
+        here are then not read: the steps changed only the values there.
         """
         storage, values = self._storage, self._values
         changed = [tensor for tensor, version in self._tensors if tensor._version != version]
