@@ -114,7 +114,7 @@ def notes_about(finding: Finding, prober: Prober, bounds: Bounds) -> Iterator[st
     if finding.failure is None or finding.answer is None or not is_final:
         return
     answer, failure = finding.answer.batch_size, finding.failure.batch_size
-    if finding.answer.steps_differ:
+    if finding.answer.steps_differ and prober.is_repeatable:  # a CPU is watched longer
         yield (
             "steps request different memory, as where lengths vary, layers are skipped at random, "
             "or tensors pile up, so 5 % to 10 % of the budget stays free for steps that did not "
