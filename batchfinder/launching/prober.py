@@ -133,8 +133,7 @@ class LaunchProber:
         """
         if self._device_type == "cpu":
             return None
-        steps, environment = self._options.steps, self._template.environment
-        return head_start_of(self, steps, environment=environment, may_flush=SETTLING_STEPS)
+        return head_start_of(self, self._options.steps, may_flush=SETTLING_STEPS)
 
     def command(self, result: BatchSizeResult) -> str | None:
         """Return the command at the answer, for a shell; None if there is no answer."""

@@ -34,7 +34,7 @@ class Recorder:
         self._index, self._held = index, held
         self._trace: list[dict[str, Any]] = []  # up to the end of the last step
         self._ends, self._asked = [0], list[list[int]]()
-        self._validations = 0
+        self._validations, self._settings = 0, ""
 
     def end_step(self) -> bool:
         """Note that a step has ended. Return True if steps after the first make other requests."""
@@ -52,7 +52,9 @@ class Recorder:
         """Read the history, and return what was added to it."""
         if self._index is None:
             return []
-        self._trace = torch.cuda.memory._snapshot()["device_traces"][self._index]
+        snapshot = torch.cuda.memory._snapshot()
+        self._trace = snapshot["device_traces"][self._index]
+        self._settings = snapshot["allocator_settings"].get("PYTORCH_CUDA_ALLOC_CONF", "")
         added = self._trace[self._ends[-1] :]
         self._ends.append(len(self._trace))
         return added
@@ -82,6 +84,7 @@ class Recorder:
             "steps": tuple(steps[:end]),
             "streams": tuple(order[stream] for stream in streams) if len(order) > 1 else (),
             "validations": tuple(steps[end:]),
+            "settings": self._settings,
         }
 
 
@@ -102,10 +105,13 @@ def recording(device: torch.device) -> Iterator[Recorder]:
 
 
 def begin() -> bool:
-    """Start PyTorch's history of requests. Return False if that is impossible, or it is on."""
+    """Start PyTorch's history of requests. Return False if that is impossible, or it is on.
+
+    Allocators other than PyTorch's own, such as ``cudaMallocAsync``, have no history.
+    """
     record = getattr(torch.cuda.memory, "_record_memory_history", None)
     is_on = getattr(torch._C, "_cuda_isHistoryEnabled", lambda: True)
-    if record is None or is_on():
+    if record is None or torch.cuda.get_allocator_backend() != "native" or is_on():
         return False
     record(enabled="all", context=None, max_entries=2 * MOST_EVENTS)
     return True

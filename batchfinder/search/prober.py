@@ -23,6 +23,8 @@ class Recording(NamedTuple):
         lengths_differ: True if a script's own batches differed in length. The budget then leaves
             room for other orders of them.
         ran_out: True if the confirmation failed after these steps, so there may be few.
+        settings: the allocator's settings, as in ``PYTORCH_CUDA_ALLOC_CONF``. The code that trains
+            may have set them by itself.
     """
 
     held: Sequence[int]
@@ -32,6 +34,7 @@ class Recording(NamedTuple):
     batches_vary: bool = False
     lengths_differ: bool = False
     ran_out: bool = False
+    settings: str = ""
 
 
 class Prober(Protocol):

@@ -46,7 +46,6 @@ def head_start_of(
     prober: Prober,
     least_steps: int,
     estimate: MakeEstimate | None = None,
-    environment: Mapping[str, str] | None = None,
     may_flush: int = STEPS_THAT_MAY_FLUSH,
 ) -> HeadStart:
     """Return the head start of a search that replays what a prober records, if it records anything.
@@ -55,34 +54,39 @@ def head_start_of(
         prober: the prober that tries the sizes.
         least_steps: the fewest steps of a confirmation.
         estimate: makes the simulated estimate; None for none.
-        environment: environment variables of the steps beside those of this process.
         may_flush: how many steps of a confirmation may flush the allocator's cache.
     """
     if (recordings := prober.recordings) is None:
         return HeadStart(estimate)
-    settings = AllocatorSettings.of_this_process(environment or {})
-    expanding = replace(settings, expandable_segments=True)
+
+    def settings() -> AllocatorSettings:
+        return AllocatorSettings.of(next((each.settings for each in recordings.values()), ""))
+
+    def expand(guess: Callable[[AllocatorSettings], Guess | None]) -> Guess | None:
+        now = settings()
+        if now.expandable_segments:
+            return None
+        return guess(replace(now, expandable_segments=True))
 
     if batches_vary(prober):  # small batches have other lengths than large ones
-        longer, expanded = (
-            LongerRecordings(recordings, prober.budget_bytes, each)
-            for each in (settings, expanding)
-        )
+        longer = cache(partial(LongerRecordings, recordings, prober.budget_bytes))
         return HeadStart(
             estimate,
-            longer.guess,
-            longer.last,
-            longer.foresee,
-            expanded.guess_from,
+            lambda failure: longer(settings()).guess(failure),
+            lambda size: longer(settings()).last(size),
+            lambda size: longer(settings()).foresee(size),
+            lambda answer: expand(lambda with_it: longer(with_it).guess_from(answer)),
         )
 
     scaled = partial(scaled_guess, recordings, least_steps=least_steps, may_flush=may_flush)
     return HeadStart(
         estimate,
-        lambda failure: scaled(prober.budget_bytes, settings, failure=failure),
-        lambda size: lasts(recordings.get(size), prober.budget_bytes, settings),
-        lambda size: foresees(recordings, size, prober.budget_bytes, settings),
-        lambda answer: scaled(prober.budget_bytes, expanding, at_least=answer),
+        lambda failure: scaled(prober.budget_bytes, settings(), failure=failure),
+        lambda size: lasts(recordings.get(size), prober.budget_bytes, settings()),
+        lambda size: foresees(recordings, size, prober.budget_bytes, settings()),
+        lambda answer: expand(
+            lambda with_it: scaled(prober.budget_bytes, with_it, at_least=answer)
+        ),
     )
 
 

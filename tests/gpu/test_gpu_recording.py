@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
+import pytest
 import torch
 from gpu.models import DEVICE, needs_cuda
 
@@ -40,6 +44,21 @@ def test_blocks_are_recorded_with_their_streams() -> None:
     assert {*batches} == {side_number}
     assert side_number not in outputs
     assert len({*outputs}) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "recorded"),
+    [("max_split_size_mb:64", "max_split_size_mb:64"), ("backend:cudaMallocAsync", "None")],
+)
+def test_settings_are_recorded_and_other_allocators_are_not(settings: str, recorded: str) -> None:
+    code = (
+        "import torch; from batchfinder.probing.recording import recording; torch.cuda.init()\n"
+        f"with recording(torch.device({DEVICE!r})) as recorder: recorder.end_step()\n"
+        "print((recorder.recording() or {}).get('settings'))"
+    )
+    environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": settings}
+    command = [sys.executable, "-c", code]
+    assert subprocess.check_output(command, env=environment, text=True).strip() == recorded
 
 
 def test_a_simulation_foresees_how_steps_go_on() -> None:

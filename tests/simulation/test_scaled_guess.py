@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 import pytest
+from fakes import FakeProber
 
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings
 from batchfinder.results.probe import Outcome, Probe
@@ -13,7 +14,7 @@ from batchfinder.simulation.lasting import (
     in_other_orders,
     lasts,
 )
-from batchfinder.simulation.scaled_guess import foresees, scaled_guess
+from batchfinder.simulation.scaled_guess import foresees, head_start_of, scaled_guess
 from batchfinder.simulation.scaled_recording import paired
 from batchfinder.units import MIB
 
@@ -34,6 +35,18 @@ def test_two_small_recordings_tell_the_largest_size() -> None:
     assert guess is not None
     assert 97 <= guess.size <= 100
     assert guess.is_sure
+
+
+@pytest.mark.parametrize("expands", [True, False])
+def test_replays_have_the_settings_that_the_code_has_made(expands: bool) -> None:
+    """Of 44 blocks of 11 MiB, each gets a segment of 12 MiB, or all of them one of 500 MiB."""
+    steps = [[*[11 * MIB] * 44, *(~(44 * n + i) for i in range(44))] for n in range(4)]
+    settings = "expandable_segments:True" if expands else ""
+    recordings = {2: recorded(2), 44: Recording([], steps, settings=settings)}
+    recordings = {n: each._replace(settings=settings) for n, each in recordings.items()}
+    head_start = head_start_of(FakeProber(budget_bytes=500 * MIB, recordings=recordings), 3)
+    assert head_start.lasts(44) is expands
+    assert (head_start.expand(2) is None) is expands
 
 
 @pytest.mark.parametrize("differ", [True, False])

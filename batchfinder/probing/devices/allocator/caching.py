@@ -13,9 +13,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from batchfinder.probing.devices.allocator.blocks import (
     ADDRESS_BITS,
@@ -68,11 +66,14 @@ class AllocatorSettings:
     roundup_power2_divisions: int = 1
 
     @classmethod
-    def of_this_process(cls, more: Mapping[str, str] = MappingProxyType({})) -> AllocatorSettings:
-        """Return the settings in the environment and ``more``, read as PyTorch does."""
-        environment = {**os.environ, **more}
-        names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-        text = next(filter(None, map(environment.get, names)), "")
+    def of_this_process(cls) -> AllocatorSettings:
+        """Return the settings in the environment."""
+        names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+        return cls.of(next(filter(None, map(os.environ.get, names)), ""))
+
+    @classmethod
+    def of(cls, text: str) -> AllocatorSettings:
+        """Return the settings in a text, read as PyTorch does."""
         parts = (part.partition(":") for part in text.replace(" ", "").split(","))
         told = {name: value for name, _, value in parts}
         numbers = {name: int(value) for name, value in told.items() if value.isdecimal()}

@@ -202,7 +202,7 @@ def foreseen(
     recording = Recording(**recorded)
     repeats = len(set(map(requests_of, recording.steps[-2:]))) == 1
     later = deepcopy(watch)
-    allocator = allocator_of(budget_bytes, AllocatorSettings.of_this_process())
+    allocator = allocator_of(budget_bytes, AllocatorSettings.of(recording.settings))
     replay = Replay(recording if repeats else going_on(recording), allocator)
     seen: list[int] = []
     try:
