@@ -74,11 +74,15 @@ _TEXTS: dict[Tier, dict[str, str]] = {
         "CUDNN_STATUS_(NOT_SUPPORTED|ALLOC_FAILED|INTERNAL_ERROR|EXECUTION_FAILED)": (
             "pytorch/pytorch/issues/81620"
         ),
+        # A handle is made with the first convolution, when tensors may have filled the device.
+        "CUDNN_STATUS_NOT_INITIALIZED": "haotian-liu/LLaVA/issues/392",
         "(CU|HIP)BLAS_STATUS_ALLOC_FAILED": "QwenLM/Qwen3/issues/873",
         "(CU|HIP)BLAS_STATUS_NOT_INITIALIZED": "EleutherAI/lm-evaluation-harness/issues/1689",
         # Of a workspace that is not available; a kernel of cuBLAS that fails otherwise breaks the
         # context, which the next look at the device shows.
         "(CU|HIP)BLAS_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR)": "deepspeedai/DeepSpeed/issues/294",
+        # NCCL names only the last of its own messages.
+        "Failed to CUDA (m|c)alloc": "sgl-project/sglang/issues/1116",
         "CUSOLVER_STATUS_INTERNAL_ERROR": "JuliaGPU/CUDA.jl/issues/1924",
         "CUFFT_INTERNAL_ERROR": "pytorch/pytorch/issues/119420",
         "CUFFT_ALLOC_FAILED": "pytorch/pytorch/issues/6511",
@@ -135,6 +139,13 @@ _OTHERS = (
         r"\bout of memory \(2\)",
         f"{_GITHUB}{_CODE}/torch/cuda/__init__.py",
         (torch.cuda.CudaError,),
+    ),
+    # bitsandbytes prints it and calls exit(1).
+    Row(
+        Tier.CERTAIN,
+        r"^Error out of memory at line \d+ in file",
+        f"{_GITHUB}bitsandbytes-foundation/bitsandbytes/issues/464",
+        (),
     ),
     Row(
         Tier.PROBABLE,

@@ -47,6 +47,10 @@ CASES: tuple[tuple[BaseException | str, BaseException | str], ...] = (
     (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), OSError(errno.ENOSPC, "No space left")),
     (cuda_error("out of memory (2)"), cuda_error("invalid argument (1)")),
     (
+        "\nError out of memory at line 380 in file /src/csrc/pythonInterface.c\n",
+        "Error invalid argument at line 380 in file /src/csrc/pythonInterface.c",
+    ),
+    (
         "\nlibgomp: Thread creation failed: Resource temporarily unavailable",
         "libgomp: Invalid value for environment variable OMP_NUM_THREADS",
     ),
@@ -138,6 +142,10 @@ CASES: tuple[tuple[BaseException | str, BaseException | str], ...] = (
         RuntimeError("cuDNN error: CUDNN_STATUS_BAD_PARAM"),
     ),
     (
+        RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_VERSION_MISMATCH"),
+    ),
+    (
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasSgemm(handle)`"),
     ),
@@ -152,6 +160,13 @@ CASES: tuple[tuple[BaseException | str, BaseException | str], ...] = (
             "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(handle)`"
         ),
         RuntimeError("CUDA error: CUBLAS_STATUS_ARCH_MISMATCH when calling `cublasSgemm(handle)`"),
+    ),
+    (
+        torch.distributed.DistBackendError(
+            "NCCL error in: NCCLUtils.cpp:76, unhandled cuda error\nLast error:\n"
+            "Failed to CUDA calloc async 67108864 bytes"
+        ),
+        torch.distributed.DistBackendError("Last error:\nFailed to find CUDA device 3"),
     ),
     (
         RuntimeError(
