@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +60,8 @@ def choose_kind(asked: str | None) -> tuple[str, dict[str, str]]:
     """Return the kind of device, and the variables that make a script choose it."""
     if sys.platform != "linux":
         raise DeviceError("batchfinder run needs Linux. Try batchfinder find")
-    from batchfinder.probing.devices.choose_device import accelerator  # late: it imports torch
+    # Late: it imports torch.
+    from batchfinder.probing.devices.choose_device import accelerator, parse_device
 
     found = accelerator()
     kind, _, index = (asked or (found.type if found else "cpu")).partition(":")
@@ -68,7 +71,32 @@ def choose_kind(asked: str | None) -> tuple[str, dict[str, str]]:
         raise DeviceError("there is no CUDA device here. Try --device cpu")
     if kind == "cpu" and found:
         return kind, {"CUDA_VISIBLE_DEVICES": ""}
-    return kind, {"CUDA_VISIBLE_DEVICES": index} if index else {}
+    number = parse_device(asked).index if asked and index else None
+    return kind, {} if number is None else only_device(number, os.environ)
+
+
+def only_device(index: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable that shows a script one of the CUDA devices that this process sees.
+
+    A scheduler may have chosen these devices, so their numbers here are not those of the machine.
+
+    Raises:
+        DeviceError: this process does not see so many.
+
+    Example:
+        >>> only_device(1, {"CUDA_VISIBLE_DEVICES": "4,GPU-5ebe9f43"})
+        {'CUDA_VISIBLE_DEVICES': 'GPU-5ebe9f43'}
+    """
+    usual = "CUDA_VISIBLE_DEVICES"
+    # ROCm has both, and prefers the first.
+    name = next(filter(environment.get, ("HIP_VISIBLE_DEVICES", usual)), usual)
+    visible = environment.get(name)
+    if not visible:
+        return {usual: str(index)}
+    shown = visible.split(",")
+    if index >= len(shown):
+        raise DeviceError(f"there is no cuda:{index} here. {name} is {visible}. Try --device cuda")
+    return {name: shown[index].strip()}
 
 
 def cpu_memory(options: RunOptions, processes: int) -> tuple[DeviceMemory, int]:
