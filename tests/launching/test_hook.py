@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from batchfinder.launching.hook.failures import Failures
+from batchfinder.launching.hook.memory import Memory
 from batchfinder.launching.hook.requests import Requests
 from batchfinder.launching.hook.steps import Steps
 from batchfinder.launching.launch import HOOK
@@ -70,6 +71,27 @@ def test_a_script_runs_on_if_the_allocator_has_no_observers() -> None:
     fake: Any = SimpleNamespace(_C=SimpleNamespace(_cuda_attach_out_of_memory_observer=attach))
     Failures(fake, {"certain": [], "doubtful": []}, report=None, memory=None).begin_cuda()
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("index", "is_capturing", "has_ranks", "waits"),
+    [(0, False, False, 1), (None, False, False, 0), (0, True, False, 0), (0, False, True, 0)],
+)
+def test_a_step_ends_when_the_device_has_run_it(
+    index: int | None, is_capturing: bool, has_ranks: bool, waits: int
+) -> None:
+    """Kernels run later than they are launched. A stream that is captured cannot be waited for."""
+    waited: list[int] = []
+    torch: Any = SimpleNamespace(
+        cuda=SimpleNamespace(
+            is_current_stream_capturing=lambda: is_capturing, synchronize=waited.append
+        ),
+        distributed=SimpleNamespace(is_available=lambda: True, is_initialized=lambda: has_ranks),
+    )
+    memory = Memory(torch, {"cpu_budget_bytes": None}, None)
+    memory.index = index
+    memory.wait()
+    assert waited == [0] * waits
 
 
 def test_keyword_arguments_are_read_in_an_older_pytorch_too() -> None:

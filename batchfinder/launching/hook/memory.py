@@ -107,13 +107,29 @@ class Memory:
         peak = self._process_peak.read()
         return dict.fromkeys(("allocated", "reserved"), min(peak, self._cpu_budget or peak))
 
+    def wait(self) -> None:
+        """Wait until CUDA has run what was asked of it: a kernel may fail, or take long, only then.
+
+        Ranks do not wait here: another one may have to go on first.
+        """
+        cuda = self._torch.cuda
+        if (
+            self.index is not None
+            and not self._has_ranks()
+            and not cuda.is_current_stream_capturing()
+        ):
+            cuda.synchronize(self.index)
+
+    def _has_ranks(self) -> bool:
+        distributed = self._torch.distributed
+        return bool(distributed.is_available() and distributed.is_initialized())
+
     def identity(self) -> dict[str, Any]:
         """Return the process's rank, its versions, and the facts about its device."""
         torch = self._torch
-        distributed = torch.distributed
         rank, world_size = 0, 1
-        if distributed.is_available() and distributed.is_initialized():
-            rank, world_size = distributed.get_rank(), distributed.get_world_size()
+        if self._has_ranks():
+            rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         return {
             "rank": rank,
             "world_size": world_size,

@@ -209,6 +209,7 @@ class Steps:
         self._memory.reset()
 
     def _end_reading(self) -> None:
+        self._memory.wait()
         if self._epoch_end.has_begun:
             self._epoch_end.step()
             return
