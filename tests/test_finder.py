@@ -209,6 +209,29 @@ def test_expandable_segments_are_named_if_an_example_is_a_fifth_of_the_budget() 
     assert [warning for warning in result.warnings if "batch of about 6" in warning]
 
 
+@pytest.mark.parametrize(
+    ("grown_mib", "headroom_mib", "is_warned"),
+    [(0, 400, False), (300, 400, False), (390, 400, True), (390, 0, False)],
+)
+def test_a_device_without_the_free_memory_that_was_meant_is_warned_of(
+    grown_mib: int, headroom_mib: int, is_warned: bool
+) -> None:
+    """Libraries and kernels take memory outside of the allocator once they are used."""
+    capacity, context = 8192 * MIB, 450 * MIB
+    prober = FakeProber(
+        budget_bytes=capacity - context - headroom_mib * MIB,
+        fixed_bytes=0,
+        bytes_per_sample=MIB,
+        capacity_bytes=capacity,
+    )
+    probe = prober.probe
+    prober.probe = lambda *args, **options: dataclasses.replace(  # type: ignore[method-assign]
+        probe(*args, **options), outside_bytes=context + grown_mib * MIB
+    )
+    warnings = run_search(prober).warnings
+    assert any("Try a larger headroom" in each for each in warnings) is is_warned
+
+
 def test_a_device_that_other_programs_fill_is_told_nothing_of_expandable_segments() -> None:
     """As where another program takes half of the device, or each step leaves something behind."""
     prober = FakeProber(budget_bytes=10_000, fragmentation=0.5, device="cuda:0 Paper")

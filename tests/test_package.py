@@ -159,6 +159,7 @@ WITHOUT_TORCH = (
     ("name", "modules"),
     [
         ("CONTEXT_BYTES", ("probing.devices.cuda", "launching.hook.memory")),
+        ("CONTEXT_BYTES", ("probing.devices.cuda", "search.remarks")),
         ("SMALL_BYTES", ("probing.devices.allocator.blocks", "probing.recording")),
         ("METHODS", ("training.frameworks.language_model", "cli.options")),
     ],

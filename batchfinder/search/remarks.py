@@ -20,10 +20,14 @@ from batchfinder.search.bounds import Bounds
 from batchfinder.search.head_start import Guess
 from batchfinder.search.prober import Prober
 from batchfinder.search.search import Finding
-from batchfinder.units import format_bytes, format_rate
+from batchfinder.units import MIB, format_bytes, format_rate
 
 # The allocator got the budget if it holds this share of it: other processes took no more.
 MOST_OF_BUDGET = 0.9
+
+# A device is full if less than this share of it is free. The context of a process may use as many
+# bytes before its first step (probing/devices/cuda.py); libraries and kernels come on top.
+FULL, CONTEXT_BYTES = 0.01, 512 * MIB
 
 # glibc then maps tensors of 1 MiB or more separately, without holes. Huge pages save some of the
 # cost (https://sourceware.org/glibc/manual/latest/html_node/Memory-Allocation-Tunables.html;
@@ -54,6 +58,12 @@ def warnings_about(
         expanded: guesses the largest size under expandable segments, from the answer without. None
             if the device's allocator has none, or they are on.
     """
+    if finding.answer is not None and (free := _crowded(finding.answer, prober)) is not None:
+        yield (
+            f"only {format_bytes(max(0, free))} of the device are free in a step at the answer: "
+            "kernels, libraries or other processes have used what should stay free. Later steps "
+            "may run out of memory. Try a larger headroom"
+        )
     if finding.status is Status.TIME_LIMIT:
         return
     if finding.failure is None:
@@ -153,6 +163,15 @@ def _used_the_budget(answer: Probe, failure: Probe, prober: Prober) -> bool:
     with_one_more = (answer.peak_reserved_bytes or 0) * (1 + 1 / answer.batch_size)
     kept = max(with_one_more, failure.peak_reserved_bytes or 0)
     return kept >= MOST_OF_BUDGET * prober.budget_bytes
+
+
+def _crowded(answer: Probe, prober: Prober) -> int | None:
+    """Return the free bytes of a device that is full, although some should stay free; else None."""
+    capacity, outside = prober.capacity_bytes or 0, answer.outside_bytes or 0
+    free = capacity - outside - (answer.peak_reserved_bytes or 0)
+    kept = capacity - (prober.used_by_others_bytes or 0) - prober.budget_bytes
+    headroom = kept - min(outside, CONTEXT_BYTES)
+    return free if outside and free < FULL * capacity < headroom / 2 else None
 
 
 def _may_leave_the_heap(prober: Prober) -> bool:
