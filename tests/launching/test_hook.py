@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,6 +72,23 @@ def test_a_script_runs_on_if_the_allocator_has_no_observers() -> None:
     fake: Any = SimpleNamespace(_C=SimpleNamespace(_cuda_attach_out_of_memory_observer=attach))
     Failures(fake, {"certain": [], "doubtful": []}, report=None, memory=None).begin_cuda()
     assert len(asked) == 1
+
+
+def test_a_script_may_train_on_another_device_than_a_full_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PyTorch would end the script, as this runs while CUDA is initialized."""
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    asked: list[int] = []
+
+    def mem_get_info(index: int) -> tuple[int, int]:
+        asked.append(index)
+        raise RuntimeError("CUDA error: out of memory")
+
+    cuda = SimpleNamespace(device_count=lambda: 4, device=nullcontext, mem_get_info=mem_get_info)
+    torch: Any = SimpleNamespace(cuda=cuda)
+    Memory(torch, {"cpu_budget_bytes": None}, None).begin_cuda()
+    assert asked == [0]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import resource
@@ -52,7 +53,9 @@ class Memory:
         """Limit the device that most likely trains."""
         # Not the current device: if it is another rank's, this process would add a context there.
         count = self._torch.cuda.device_count()
-        self.limit_cuda(int(os.environ.get("LOCAL_RANK", "0")) % max(1, count))
+        # If another program has filled it, the script may train on another one, limited later.
+        with contextlib.suppress(RuntimeError):
+            self.limit_cuda(int(os.environ.get("LOCAL_RANK", "0")) % max(1, count))
 
     def limit_cuda(self, index: int) -> None:
         """Let the caching allocator of a device run out of memory at the budget."""
