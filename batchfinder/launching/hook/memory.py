@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import resource
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -64,6 +66,11 @@ class Memory:
         cuda, order = self._torch.cuda, self._order
         with cuda.device(index):
             free, total = cuda.mem_get_info(index)
+            if cuda.get_device_properties(index).is_integrated and not self._torch.version.hip:
+                # Files in the host's cache are no use of it (probing/devices/cuda.py).
+                text = Path("/proc/meminfo").read_text()
+                if found := re.search(r"^MemAvailable: *(\d+) kB", text, re.MULTILINE):
+                    free = max(free, min(total, 1024 * int(found[1])))
             elsewhere = max(0, total - free - cuda.memory_reserved(index))
             context = min(elsewhere, CONTEXT_BYTES)
             others = elsewhere - context

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from batchfinder.errors import DeviceError
+from batchfinder.probing.devices.cpu import host_memory
 from batchfinder.probing.devices.device import Device, DeviceMemory, Peaks
 from batchfinder.units import MIB
 
@@ -40,7 +41,7 @@ class CudaDevice(Device):
 
     def memory(self) -> DeviceMemory:
         try:
-            free, total = torch.cuda.mem_get_info(self._index)
+            free, total = self._free_and_total()
         except RuntimeError as error:  # no room for a context, or another process owns the device
             reason = str(error).partition("\n")[0]
             raise DeviceError(
@@ -53,6 +54,13 @@ class CudaDevice(Device):
         # Memory beyond a limit that the user set counts as used.
         withheld = total - math.floor(self.allowed_share() * total)
         return DeviceMemory(total, max(elsewhere, withheld) - context, context, self.held_bytes())
+
+    def _free_and_total(self) -> tuple[int, int]:
+        free, total = torch.cuda.mem_get_info(self._index)
+        properties = torch.cuda.get_device_properties(self._index)
+        if properties.is_integrated and not torch.version.hip:
+            free = with_page_cache(free, total, host_memory()[1])
+        return free, total
 
     def allowed_share(self) -> float:
         # Older versions of PyTorch do not have this function.
@@ -91,7 +99,7 @@ class CudaDevice(Device):
 
     def peaks(self) -> Peaks:
         torch.cuda.synchronize(self._index)
-        free, total = torch.cuda.mem_get_info(self._index)
+        free, total = self._free_and_total()
         return Peaks(
             torch.cuda.max_memory_allocated(self._index),
             torch.cuda.max_memory_reserved(self._index),
@@ -104,6 +112,24 @@ class CudaDevice(Device):
     def release_cache(self) -> None:
         self._workspaces.release()
         torch.cuda.empty_cache()
+
+
+def with_page_cache(free: int, total: int, available: int) -> int:
+    """Return the free bytes of a GPU that shares the host's memory, as in a DGX Spark or Jetson.
+
+    CUDA reports files in the host's cache as used there
+    (https://github.com/vllm-project/vllm/issues/48140).
+
+    Args:
+        free: the free bytes as CUDA reports them.
+        total: the bytes of the GPU.
+        available: the available bytes of the host.
+
+    Example:
+        >>> with_page_cache(free=10, total=120, available=90)
+        90
+    """
+    return max(free, min(total, available))
 
 
 class CublasWorkspaces:
