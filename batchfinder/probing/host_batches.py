@@ -1,14 +1,43 @@
-"""Make batches in host memory only if they fit there."""
+"""Make batches, and copies of the training state, in host memory only if they fit there."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from batchfinder.errors import DeviceError
 from batchfinder.probing.devices.cpu import host_memory
 from batchfinder.probing.too_small import needs_more_than_one_sample
 from batchfinder.training.sample import BatchMaker
+from batchfinder.training.state.storage import frozen
 from batchfinder.training.tree import bytes_in
 from batchfinder.units import format_bytes
+
+
+def check_room_for_copies(model: nn.Module, optimizer: Optimizer | None) -> None:
+    """Check that the host has room for the copies from which a search restores an accelerator.
+
+    Raises:
+        DeviceError: it has none. Without this check, the system would kill this process.
+    """
+    unchanged = {id(weight) for module in model.modules() for weight in frozen(module)}
+    weights = [*model.parameters(), *model.buffers()]
+    copied = [weight for weight in weights if id(weight) not in unchanged]
+    copied += [weight.grad for weight in weights if weight.grad is not None]
+    for state in optimizer.state.values() if optimizer else ():
+        copied += [value for value in state.values() if isinstance(value, Tensor)]
+    # Wrappers, and sparse tensors, are copied on their device.
+    plain = [t for t in copied if type(t) in (Tensor, nn.Parameter) and t.layout is torch.strided]
+    needed = sum(tensor.nbytes for tensor in plain if tensor.device.type not in ("cpu", "meta"))
+    if needed > (available := host_memory()[1]):
+        raise DeviceError(
+            f"the host has no room for copies of model and optimizer, from which a search restores "
+            f"them: {format_bytes(needed)} needed, {format_bytes(available)} available. Try the "
+            "search before the model is on the device, or batchfinder find"
+        )
 
 
 def make_on_host(batches: BatchMaker, smallest: int, batch_size: int, step: int = 0) -> Any:

@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from batchfinder import find_max_batch
+from batchfinder.errors import DeviceError
+from batchfinder.probing import host_batches
 from batchfinder.training.state.snapshot import preserved_state
 from batchfinder.units import GIB
 
@@ -289,3 +291,13 @@ def test_the_limit_is_lifted_after_an_error() -> None:
 
     larger_than_the_limit = torch.empty(3 * GIB, dtype=torch.uint8, device=DEVICE)
     assert larger_than_the_limit.numel() == 3 * GIB
+
+
+def test_a_host_without_room_for_copies_is_told_before_it_is_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the system would kill the process, such as the kernel of a notebook."""
+    model, optimizer = trained_model()
+    monkeypatch.setattr(host_batches, "host_memory", lambda: (2000, 1000))
+    with pytest.raises(DeviceError, match="the host has no room for copies of model and optimizer"):
+        find_max_batch(model, image_sample(), optimizer=optimizer, memory_limit=LIMIT)

@@ -21,6 +21,7 @@ from batchfinder.probing.devices.choose_device import choose_device
 from batchfinder.probing.devices.collector import older_objects_spared
 from batchfinder.probing.devices.device import budget
 from batchfinder.probing.devices.versions import versions
+from batchfinder.probing.host_batches import check_room_for_copies
 from batchfinder.probing.notes import Notes
 from batchfinder.probing.place import Place
 from batchfinder.probing.session import ProbeSession
@@ -251,6 +252,7 @@ class Here(Worker):
     def _preserved(self) -> AbstractContextManager[Snapshot]:
         setup = self._setup
         optimizer = setup.optimizer if isinstance(setup.optimizer, Optimizer) else None
+        check_room_for_copies(setup.model, optimizer)
         # Functions may train more than the model, such as a GAN's discriminator or an EMA's copy.
         touched = (setup.model, setup.loss_fn, setup.step, optimizer)
         moved = [part for part in (setup.model, setup.loss_fn) if isinstance(part, nn.Module)]
