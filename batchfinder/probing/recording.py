@@ -20,6 +20,9 @@ MOST_EVENTS = 400_000
 # these alone, such as a list of detections, need no more large blocks.
 SMALL_BYTES = 2**20
 
+# Where PyTorch's snapshot has the settings of the allocator, as text.
+_CONF = "PYTORCH_CUDA_ALLOC_CONF"
+
 
 class Recorder:
     """Reads the memory requests of a few steps from PyTorch's history, which has to be on.
@@ -54,7 +57,7 @@ class Recorder:
             return []
         snapshot = torch.cuda.memory._snapshot()
         self._trace = snapshot["device_traces"][self._index]
-        self._settings = snapshot["allocator_settings"].get("PYTORCH_CUDA_ALLOC_CONF", "")
+        self._settings = snapshot.get("allocator_settings", {}).get(_CONF, "")
         added = self._trace[self._ends[-1] :]
         self._ends.append(len(self._trace))
         return added
