@@ -39,8 +39,6 @@ from batchfinder.training.step import TrainingStep
 WARM_UP_STEPS = 2
 VALIDATIONS = 2  # run at the end of a confirmation; a step follows each, in the memory it left
 SMALL = 2  # batch size to train on for gradients and states: some layers refuse 1
-# Steps that a probe gets, at most, to run without flushing the allocator's cache.
-THRASHING_STEPS = 2
 
 
 class ProbeSession:
@@ -146,7 +144,11 @@ class ProbeSession:
                 self._step_of_setup.check_optimizers()
         except Exception as error:
             run.failure = classify(error, handled)
-            if run.failure is None:
+            # No kernel, as of bf16 on a T4: a first size fails, with most of the memory free.
+            is_first = self._baseline is None and self.options.warm_up_batch_size is None
+            has_room = self.device.kept_bytes() < self.budget_bytes / 2
+            is_cuda = self.device.torch_device.type == "cuda"
+            if not run.failure or (run.tier is Tier.PROBABLE and is_first and has_room and is_cuda):
                 if needs_more_than_one_sample(error, handled):
                     raise too_small(batch_size) from error
                 if self.device.torch_device.type == "cpu":
@@ -192,10 +194,8 @@ class ProbeSession:
         next_batch = partial(self._begin(batch_size, is_first=not self.is_used), 0)
         for _ in range(steps):
             peak = self._step(batch_size, next_batch, run)
-        for _ in range(THRASHING_STEPS - 1):
-            if not self.device.leaves_no_trace or self.all_agree(not run.allocation_retries):
-                break
-            self._step(batch_size, next_batch, run)
+        if self.device.leaves_no_trace and not self.all_agree(not run.allocation_retries):
+            self._step(batch_size, next_batch, run)  # without flushing the allocator's cache
         self._validate(run)
         is_over = self.batches.varies and peak > self._limit_bytes
         run.note = THRASHING_NOTE if run.allocation_retries else VARIED_NOTE if is_over else ""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from gpu.models import DEVICE, needs_cuda
+from gpu.models import DEVICE, LIMIT, needs_cuda, wide_model, wide_sample
 from torch import Tensor, nn
 
 from batchfinder import estimate_peak_memory, find_max_batch
@@ -239,3 +240,21 @@ def test_what_a_step_reaches_is_moved_with_the_model_and_comes_back() -> None:
     assert all(value.device.type == "cpu" for value in teacher.state_dict().values())
     torch.testing.assert_close(teacher.state_dict(), twin, rtol=0, atol=0)
     assert not teacher.training
+
+
+@pytest.mark.parametrize("at_least", [1, 4])
+def test_a_kernel_that_the_device_lacks_is_no_lack_of_memory(at_least: int) -> None:
+    """As those of convolutions in bf16 on a T4. Of larger sizes, a convolution got no workspace."""
+
+    def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        if len(batch[0]) >= at_least:
+            raise RuntimeError("GET was unable to find an engine to execute this computation")
+        loss: Tensor = model(batch[0]).square().mean()
+        return loss
+
+    asked = partial(find_max_batch, wide_model(), wide_sample(), step=step, memory_limit=LIMIT)
+    if at_least == 1:
+        with pytest.raises(RuntimeError, match="unable to find an engine"):
+            asked()
+    else:
+        assert asked().batch_size == at_least - 1
