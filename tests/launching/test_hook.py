@@ -112,6 +112,22 @@ def test_a_step_ends_when_the_device_has_run_it(
     assert waited == [0] * waits
 
 
+@pytest.mark.parametrize(
+    ("facts", "is_reported"),
+    [({"budget_bytes": 100}, False), ({"budget_bytes": 20}, True), ({}, True)],
+)
+def test_a_kernel_that_the_device_lacks_is_no_lack_of_memory(
+    facts: dict[str, int], is_reported: bool
+) -> None:
+    """Most of the memory is free then."""
+    reported: list[str] = []
+    memory = SimpleNamespace(facts=facts, peaks=lambda: {"reserved": 19})
+    order = {"certain": ["CUDA out of memory"], "doubtful": ["unable to find an engine"]}
+    failures = Failures(torch, order, lambda event, **_: reported.append(event), memory)
+    failures.look_at(RuntimeError("GET was unable to find an engine to execute this computation"))
+    assert reported == ["doubtful"] * is_reported
+
+
 def test_keyword_arguments_are_read_in_an_older_pytorch_too() -> None:
     seen: list[Any] = []
     steps: Any = SimpleNamespace(_leaves=lambda *arguments: seen.append(arguments))
