@@ -30,6 +30,9 @@ class CudaDevice(Device):
 
     Args:
         torch_device: a device of type ``cuda``; without an index, the current one.
+
+    Raises:
+        DeviceError: the allocator is not PyTorch's own, such as RMM's.
     """
 
     def __init__(self, torch_device: torch.device) -> None:
@@ -37,6 +40,11 @@ class CudaDevice(Device):
         self._index = torch.cuda.current_device() if index is None else index
         self.torch_device = torch.device("cuda", self._index)
         self.name = f"cuda:{self._index} {torch.cuda.get_device_name(self._index)}"
+        if (backend := torch.cuda.get_allocator_backend()) not in ("native", "cudaMallocAsync"):
+            raise DeviceError(
+                f"{self.name} has a {backend} allocator, whose memory PyTorch cannot limit or "
+                "read. Try the search without it"
+            )
         self._workspaces = CublasWorkspaces()
 
     def memory(self) -> DeviceMemory:

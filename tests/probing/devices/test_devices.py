@@ -11,6 +11,7 @@ from torch import nn
 
 from batchfinder.errors import DeviceError, UsageError
 from batchfinder.probing.devices.choose_device import accelerator, choose_device
+from batchfinder.probing.devices.cuda import CudaDevice
 from batchfinder.probing.devices.device import DeviceMemory, budget
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.units import GIB
@@ -132,3 +133,10 @@ def test_a_device_that_others_have_filled() -> None:
 def test_a_headroom_that_is_no_fraction(headroom: float) -> None:
     with pytest.raises(UsageError, match="headroom is a fraction of the memory from 0 to below 1"):
         ProbeOptions(headroom=headroom)
+
+
+def test_a_foreign_allocator_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Fake GPU")
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "pluggable")
+    with pytest.raises(DeviceError, match="cuda:0 Fake GPU has a pluggable allocator"):
+        CudaDevice(torch.device("cuda", 0))
