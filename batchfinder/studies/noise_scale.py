@@ -17,7 +17,7 @@ from batchfinder.results.noise_scale import NoiseScale, noise_scale_of
 from batchfinder.training.completion import completed
 from batchfinder.training.data.drawn import drawn_places
 from batchfinder.training.data.lengths import SEED
-from batchfinder.training.data.loader import parts_of
+from batchfinder.training.data.loader import examples_of
 from batchfinder.training.sample import move_batch
 from batchfinder.training.setup import LossFunction, StepFunction, TrainingSetup, setup_of
 from batchfinder.training.state.snapshot import preserved_state
@@ -102,7 +102,7 @@ def measured(
     """
     if size < 1 or draws < 2:
         raise UsageError(f"{size} examples and {draws} draws are too few. Try 8 and 8.")
-    dataset, collate, sampler = parts_of(data, "the loader")
+    dataset, collate, sampler = examples_of(data, "the loader")
     on = choose_device(device, setup.model).torch_device
     touched = [setup.model, setup.optimizer, *setup.functions, collate, sampler]
     with preserved_state(*touched, device=on):

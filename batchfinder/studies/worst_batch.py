@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import default_collate
-
 from batchfinder.errors import SampleError
 from batchfinder.training.data.lengths import read_many
-from batchfinder.training.data.loader import has_places
+from batchfinder.training.data.loader import has_places, parts_of
 from batchfinder.training.state.snapshot import preserved_state
 from batchfinder.training.tree import elements_in
 from batchfinder.units import positive
@@ -43,9 +41,8 @@ def worst_batch(data: Any, batch_size: int, *, collate_fn: Callable[..., Any] | 
         torch.Size([2, 9])
     """
     batch_size = positive("batch_size", batch_size)
-    is_loader = hasattr(data, "dataset") and hasattr(data, "collate_fn")
-    dataset = data.dataset if is_loader else data
-    collate = collate_fn or (data.collate_fn if is_loader else default_collate)
+    dataset, collate, _ = parts_of(data)
+    collate = collate_fn or collate
     if not has_places(dataset):
         raise SampleError(
             f"{type(dataset).__name__} has no examples by their place (__len__ and __getitem__). "

@@ -34,7 +34,7 @@ def batches_of_loader(loader: Any, owner: str = "the loader") -> DataBatches:
         >>> batches_of_loader([torch.zeros(3), torch.ones(3)]).sample
         tensor([[0., 0., 0.]])
     """
-    dataset, collate, sampler = parts_of(loader, owner)
+    dataset, collate, sampler = examples_of(loader, owner)
     with preserved_state(sampler, collate, tuple(random_in(dataset))):
         return batches_of(dataset, collate, sampler, owner)
 
@@ -46,12 +46,6 @@ def has_places(dataset: Any) -> bool:
         and hasattr(dataset, "__getitem__")
         and not isinstance(dataset, IterableDataset | dict)
     )
-
-
-def sampler_of(loader: Any) -> Any:
-    """Return the sampler that draws a DataLoader's indices; None without a plain BatchSampler."""
-    batches = _plain_batches_of(loader)
-    return None if batches is None else batches.sampler
 
 
 def batch_size_of(loader: Any) -> int | None:
@@ -89,15 +83,29 @@ def by_place(dataset: Any, sampler: Any) -> tuple[Any, Any]:
     return (dataset, sampler) if examples is dataset else (examples, SequentialSampler(examples))
 
 
-def parts_of(loader: Any, owner: str) -> tuple[Any, Any, Any]:
-    """Return data set, collate function, and sampler; a None as sampler means a random order."""
-    loader, is_loader = training_loader(loader), False
+def parts_of(loader: Any) -> tuple[Any, Any, Any]:
+    """Return the data set of a loader, its collate function, and the sampler of a BatchSampler.
+
+    A data set is its own, with ``default_collate``; ``(data set, collate function)`` are two of
+    them. The sampler is None if there is none.
+    """
     if isinstance(loader, tuple) and len(loader) == 2 and callable(loader[1]):
-        dataset, collate, sampler = *loader, None
-    elif is_loader := hasattr(loader, "dataset") and hasattr(loader, "collate_fn"):
-        dataset, collate, sampler = loader.dataset, loader.collate_fn, sampler_of(loader)
-    else:
-        dataset, collate, sampler = loader, default_collate, None
+        return (*loader, None)
+    if hasattr(loader, "dataset") and hasattr(loader, "collate_fn"):
+        sampler = getattr(_plain_batches_of(loader), "sampler", None)
+        return loader.dataset, loader.collate_fn, sampler
+    return loader, default_collate, None
+
+
+def examples_of(loader: Any, owner: str) -> tuple[Any, Any, Any]:
+    """Return data set, collate function, and sampler; a None as sampler means a random order.
+
+    Raises:
+        SampleError: no batches of other sizes can be made of the data set.
+    """
+    loader = training_loader(loader)
+    dataset, collate, sampler = parts_of(loader)
+    is_loader = dataset is not loader and not isinstance(loader, tuple)
     if getattr(loader, "batch_sampler", loader) is not None:  # it makes batches
         dataset, sampler = by_place(dataset, sampler)
     if isinstance(dataset, dict) and dataset:

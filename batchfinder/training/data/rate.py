@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from batchfinder.training.data.loader import parts_of, training_loader
+from batchfinder.training.data.loader import examples_of, training_loader
 from batchfinder.training.tree import named_tensors
 
 # Seconds of reading after the first batches. Caches and worker processes are warm by then.
@@ -23,7 +23,7 @@ def samples_per_second(loader: Any, seconds: float = SECONDS) -> float:
     """
     loader = training_loader(loader)
     if not hasattr(loader, "dataset"):
-        dataset, collate, _ = parts_of(loader, "the loader")
+        dataset, collate, _ = examples_of(loader, "the loader")
         loader = DataLoader(dataset, BATCH_SIZE, collate_fn=collate)
     workers = getattr(loader, "num_workers", 0)
     ahead = 1 + workers * (getattr(loader, "prefetch_factor", None) or 0)

@@ -16,7 +16,7 @@ from torch.utils.data import ConcatDataset
 
 from batchfinder.errors import SampleError
 from batchfinder.training.data.drawn import DataBatches, batches_in_turn, batches_of
-from batchfinder.training.data.loader import batch_size_of, by_place, has_places, sampler_of
+from batchfinder.training.data.loader import batch_size_of, by_place, has_places, parts_of
 from batchfinder.training.setup import Trainer
 from batchfinder.training.state.reach import random_in
 from batchfinder.training.state.snapshot import preserved_state
@@ -41,12 +41,13 @@ def size_of_batches(trainer: Trainer) -> int | None:
 
 def batches_of_its_loader(loader: Any) -> DataBatches:
     """Choose the batches of a Trainer's loader, or its first one if it has no examples by index."""
-    collate = _own(getattr(loader, "collate_fn", None))
+    dataset, collate, sampler = parts_of(loader)
+    collate = _own(collate)
     with preserved_state(collate, tuple(random_in(loader))):
-        dataset, sampler = by_place(getattr(loader, "dataset", None), sampler_of(loader))
-        if collate is not None and isinstance(dataset, ConcatDataset) and sampler is None:
+        dataset, sampler = by_place(dataset, sampler)
+        if isinstance(dataset, ConcatDataset) and sampler is None:
             return batches_in_turn(dataset.datasets, collate, "the Trainer")
-        if collate is not None and has_places(dataset):
+        if dataset is not loader and has_places(dataset):
             return batches_of(dataset, collate, sampler, "the Trainer")
         batch = _first_batch(loader)
     remark = (
