@@ -74,7 +74,7 @@ class Loaders:
         remarks = tuple(remark for one in found for remark in one.remarks)
         if all(one.make_batch is None for one in found):
             sample = tree_unflatten([one.sample for one in found], combined._spec)
-            return DataBatches(sample, None, remarks)
+            return DataBatches(sample, remarks=remarks)
 
         def longest(batch_size: int) -> Any:
             return tree_unflatten([one.make_longest(batch_size) for one in found], combined._spec)
@@ -82,7 +82,8 @@ class Loaders:
         def drawn(batch_size: int, step: int) -> Any:
             return tree_unflatten([one.at(batch_size, step) for one in found], combined._spec)
 
-        return DataBatches(None, drawn if any(one.vary for one in found) else longest, remarks)
+        varies = any(one.drawn for one in found)
+        return DataBatches(None, longest, drawn if varies else None, remarks)
 
     def validation(self, follows: int | None) -> Validation | None:
         """Choose the largest batch of a validation; None if it is no part of the search.
@@ -187,5 +188,5 @@ class Loaders:
 def _batches_of(loader: Any) -> DataBatches:
     with preserved_state():
         if getattr(loader, "batch_sampler", None) is None:  # the data set makes whole batches
-            return DataBatches(next(iter(loader)), None)
+            return DataBatches(next(iter(loader)))
         return batches_of_its_loader(loader)

@@ -42,34 +42,33 @@ class DataBatches:
     Attributes:
         sample: a batch of the longest examples; None if repeating it gives another batch than the
             collator would.
-        make_batch: ``make_batch(batch_size, step)`` if lengths vary; ``make_batch(batch_size)`` if
-            they do not and there is no sample; else None.
+        longest: ``longest(batch_size) -> batch`` of the longest examples, without the data set;
+            None if the sample is repeated.
+        drawn: ``drawn(batch_size, step) -> batch``, the longest in step 0; None if lengths do not
+            vary.
         remarks: texts for the user.
         examples: the number of examples in an epoch; None if it is unknown.
     """
 
     sample: Any
-    make_batch: MakeBatch | None
+    longest: Callable[[int], Any] | None = None
+    drawn: Callable[[int, int], Any] | None = None
     remarks: tuple[str, ...] = ()
     examples: int | None = None
 
     @property
-    def make_longest(self) -> Callable[[int], Any]:
-        """``make_longest(batch_size) -> batch`` of the longest examples, without the data set."""
-        if isinstance(self.make_batch, Drawn | InTurn):
-            return self.make_batch.longest
-        return self.make_batch or BatchMaker(self.sample).make
+    def make_batch(self) -> MakeBatch | None:
+        """The function of that name of a TrainingSetup; None if the sample is enough."""
+        return self.drawn or self.longest
 
     @property
-    def vary(self) -> bool:
-        """True if the batches differ from step to step."""
-        return isinstance(self.make_batch, Drawn | InTurn)
+    def make_longest(self) -> Callable[[int], Any]:
+        """``make_longest(batch_size) -> batch`` of the longest examples, without the data set."""
+        return self.longest or BatchMaker(self.sample).make
 
     def at(self, batch_size: int, step: int) -> Any:
         """Make the batch of a step; the longest in step 0."""
-        if isinstance(self.make_batch, Drawn | InTurn):
-            return self.make_batch(batch_size, step)
-        return self.make_longest(batch_size)
+        return self.drawn(batch_size, step) if self.drawn else self.make_longest(batch_size)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -134,11 +133,6 @@ class InTurn:
         turn, place = divmod(step, len(self.parts))
         return self.parts[place].at(batch_size, turn)
 
-    @property
-    def longest(self) -> Callable[[int], Any]:
-        """``longest(batch_size) -> batch`` of the first data set, without the data sets."""
-        return self.parts[0].make_longest
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LargestDraw:
@@ -181,12 +175,11 @@ def batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> Data
         longest = _largest(longest, count)
         batch = longest(count)
         is_repeatable = _as_when_repeated(batch, longest, 2 * count)
-        make_batch: MakeBatch | None = None if is_repeatable else longest
         # A collator may pad all batches to one length.
         differ = lengths.vary and _shapes(shortest(count)) != _shapes(batch)
+        drawn = None
         if differ or longest.seed is not None:
-            places = drawn_places(sampler or RandomSampler(dataset))
-            make_batch = Drawn(longest, dataset, places)
+            drawn = Drawn(longest, dataset, drawn_places(sampler or RandomSampler(dataset)))
     goes_on = isinstance(dataset, Beginning)
     remark = (
         f"the longest batch tried is as long as the longest of {lengths.looked_at} examples "
@@ -196,7 +189,8 @@ def batches_of(dataset: Any, collate: Collate, sampler: Any, owner: str) -> Data
     remarks = () if lengths.are_sure and not (goes_on and lengths.vary) else (remark,)
     epoch = dataset if sampler is None else sampler  # which may draw fewer, or never end
     examples = len(epoch) if hasattr(epoch, "__len__") and not goes_on else None
-    return DataBatches(batch if is_repeatable else None, make_batch, remarks, examples)
+    sample, made = (batch, None) if is_repeatable else (None, longest)
+    return DataBatches(sample, made, drawn, remarks, examples)
 
 
 def batches_in_turn(datasets: Sequence[Any], collate: Collate, owner: str) -> DataBatches:
@@ -206,7 +200,8 @@ def batches_in_turn(datasets: Sequence[Any], collate: Collate, owner: str) -> Da
         raise SampleError(f"the data sets of {owner} have no examples. Try one with at least 1.")
     parts.sort(key=lambda part: _elements(part.make_longest(1)), reverse=True)
     remarks = dict.fromkeys(remark for part in parts for remark in part.remarks)
-    return DataBatches(None, InTurn(parts), (*remarks,), sum(map(len, datasets)))
+    examples = sum(map(len, datasets))
+    return DataBatches(None, parts[0].make_longest, InTurn(parts), (*remarks,), examples)
 
 
 def _largest(longest: Collated, count: int) -> Collated:

@@ -54,7 +54,7 @@ def batches_of_its_loader(loader: Any) -> DataBatches:
         "the batches tried are as long as the first one of the Trainer's; if others are longer, "
         "search with the longest alone"
     )
-    return DataBatches(batch, None, remarks=(remark,))
+    return DataBatches(batch, remarks=(remark,))
 
 
 def _own(collate: Any) -> Any:
