@@ -11,6 +11,7 @@ from click import Context, Parameter
 from click.shell_completion import CompletionItem
 
 from batchfinder.probing.options import MODES, PRECISIONS
+from batchfinder.training.frameworks import ATTENTION, METHODS
 
 Option: TypeAlias = Callable[[Callable[..., None]], Callable[..., None]]
 """What ``click.option()`` returns: it adds the option to a command."""
@@ -186,10 +187,6 @@ OUTPUT_OPTIONS = (
     click.option("--report", metavar="FILE.html", help="Also write a page with pictures."),
 )
 
-# The names in training/frameworks/language_model.py, which is not imported because it needs torch.
-METHODS = ("full", "lora", "qlora", "dpo")
-ATTENTION = ("eager", "sdpa", "flash")
-
 LANGUAGE_MODEL_OPTIONS = (
     click.option(
         "--seq",
@@ -214,7 +211,7 @@ LANGUAGE_MODEL_OPTIONS = (
     flag("--checkpointing", help="hf: recompute activations in the backward pass."),
     click.option(
         "--attention",
-        type=click.Choice(ATTENTION),
+        type=click.Choice([*ATTENTION]),
         help="hf: [default: sdpa, or eager if the model has no sdpa]",
     ),
 )

@@ -14,3 +14,9 @@ No framework is imported: its objects are recognized by their methods.
 Read ``model_hints``, ``lightning``, ``manual_optimization``, ``transformers_trainer``, then
 ``trainer_batch``. May import ``training``'s own files, ``units`` and ``errors``.
 """
+
+METHODS = ("full", "lora", "qlora", "dpo")
+"""The ways to train a language model."""
+
+ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "batchfinder_unmasked"}
+"""Its attention kernels, and their names in transformers. The command line also reads these."""

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from batchfinder.errors import TargetError, UsageError
+from batchfinder.training.frameworks import ATTENTION
 from batchfinder.training.frameworks.quantization import imported
 from batchfinder.training.user_module import PREFIX
 
-ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "batchfinder_unmasked"}
 TASKS = {
     "CausalLM": "CAUSAL_LM",
     "ImageTextToText": None,

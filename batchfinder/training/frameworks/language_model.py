@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from batchfinder.errors import UsageError
-from batchfinder.training.frameworks.architecture import ATTENTION, TASKS, built, example
+from batchfinder.training.frameworks import ATTENTION, METHODS
+from batchfinder.training.frameworks.architecture import TASKS, built, example
 from batchfinder.training.frameworks.quantization import (
     PREPARED,
     cast_adapters,
@@ -32,7 +33,6 @@ from batchfinder.training.optimizer import DEFAULT_OPTIMIZER, FUSED
 from batchfinder.training.setup import DTYPES, TrainingSetup
 from batchfinder.training.source import KeptUntil, StepSource
 
-METHODS = ("full", "lora", "qlora", "dpo")
 DEFAULT_RANK = 16  # of adapters, if they are needed and no rank is given
 # The default of a Trainer: TrainingArguments.optim, which takes seconds to import.
 _OPTIMIZER = FUSED if torch.__version__ >= "2.8" else DEFAULT_OPTIMIZER
