@@ -16,7 +16,7 @@ from batchfinder.results.result import Status
 from batchfinder.search.bounds import ALL_SIZES, Bounds
 from batchfinder.simulation.estimate import Estimate, PeakEstimate
 from batchfinder.simulation.explanation import explain
-from batchfinder.simulation.gpus import Gpu, find_gpu
+from batchfinder.simulation.gpus import Gpu, find_gpu, of_rank
 from batchfinder.simulation.kernels.attention import ComputeCapability
 from batchfinder.simulation.prober import SimulatedProber
 from batchfinder.simulation.simulated_search import (
@@ -254,7 +254,8 @@ def estimate_on_gpus(
     """Estimate the largest batch size on several GPUs.
 
     GPUs with the same kernels share their traces. With a cluster, each GPU is one rank of that
-    data-parallel job. ``make_traces`` replaces the traces of the setup and the options.
+    data-parallel job, and NCCL uses some of its memory. ``make_traces`` replaces the traces of the
+    setup and the options.
 
     Raises:
         UsageError, SampleError, DeviceError, StepError, Exception: as ``estimate_max_batch``.
@@ -263,7 +264,7 @@ def estimate_on_gpus(
     made: list[StepTraces] = []
     estimates: list[Estimate] = []
     answers: dict[int, int] = {}
-    for gpu in gpus:
+    for gpu in [of_rank(gpu, cluster.world_size) if cluster else gpu for gpu in gpus]:
         traces = next((some for some in made if some.hold_for(gpu.compute_capability)), None)
         if traces is None:
             traces = make_traces(gpu.compute_capability)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.resources import files
@@ -18,6 +18,9 @@ _toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 # The default CUDA version for --gpu. Current PyTorch builds use it, and load kernels lazily.
 CURRENT_CUDA = (12, 8)
+
+# The source of an overhead that the user gives, which covers all that a process needs.
+GIVEN = "--overhead"
 
 # The name of a GPU that is given by its memory alone, and the one whose kernels it has.
 _ANY_GPU, _LIKE = "any GPU", "RTX 3090"
@@ -103,6 +106,12 @@ def unnamed_gpu(total_bytes: int) -> Gpu:
     """Make a GPU from its total memory. It uses the kernels of an RTX 3090."""
     known = next(row for row in _tables()["gpu"] if row["name"] == _LIKE)
     return _to_gpu(known | {"name": _ANY_GPU, "total_gib": total_bytes / GIB, "source": ""})
+
+
+def of_rank(gpu: Gpu, world_size: int) -> Gpu:
+    """Return the GPU of a rank: its overhead has NCCL's buffers, unless the user gave all of it."""
+    nccl = 0 if gpu.overhead_source == GIVEN else nccl_bytes(world_size)
+    return replace(gpu, overhead_bytes=gpu.overhead_bytes + nccl)
 
 
 def nccl_bytes(world_size: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from batchfinder.errors import reason_of
 from batchfinder.estimator import estimate_on_gpus
 from batchfinder.simulation.estimate import Estimate
-from batchfinder.simulation.gpus import Gpu, nccl_bytes
+from batchfinder.simulation.gpus import Gpu
 from batchfinder.simulation.kernels.attention import ComputeCapability
 from batchfinder.simulation.tracing.caches import Caches
 from batchfinder.simulation.tracing.data_parallel import Cluster
@@ -71,9 +71,6 @@ def _estimates(
 ) -> tuple[list[Estimate], str]:
     ranks = request.ranks_of(strategy)
     cluster = Cluster(strategy.parallel, ranks) if strategy.parallel else None
-    if cluster is not None:
-        extra = nccl_bytes(ranks)
-        gpus = [dataclasses.replace(g, overhead_bytes=g.overhead_bytes + extra) for g in gpus]
     kernels = _with_same_kernels(strategy, gpus)
     passes = dataclasses.replace(kernels, optimizer=None, accumulate=False, parallel=None)
     same_passes = traced.setdefault(passes, [])
@@ -93,6 +90,7 @@ def _estimates(
             gpus,
             step.options,
             bounds=request.bounds,
+            cluster=cluster,
             make_traces=make_traces,
         )
     return estimates, step.blocks

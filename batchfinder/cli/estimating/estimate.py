@@ -36,7 +36,7 @@ from batchfinder.reporting.page.page import check_report
 from batchfinder.results.version import SCHEMA_VERSION
 from batchfinder.simulation.calibration import Calibration, read_measurement
 from batchfinder.simulation.estimate import ClusterEstimate, Estimate
-from batchfinder.simulation.gpus import Gpu, find_gpu, unnamed_gpu
+from batchfinder.simulation.gpus import GIVEN, Gpu, find_gpu, unnamed_gpu
 from batchfinder.simulation.prober import SimulatedProber
 from batchfinder.simulation.tracing.autocast import cuda_autocast_on_cpu
 from batchfinder.simulation.tracing.data_parallel import Cluster
@@ -97,9 +97,8 @@ def estimate_batch_size(
                 _calibrate(calibration, Path(calibrate), setup, options, settings)
             known = [calibration.applied(gpu) for gpu in gpus] if overhead is None else gpus
             if largest is not None:
-                adds_nccl = overhead is None
                 jobs += estimate_on_cluster(
-                    setup, known, options, settings, request.bounds, largest, adds_nccl=adds_nccl
+                    setup, known, options, settings, request.bounds, largest
                 )
                 runs[length] = [job.estimate for job in jobs]
             else:
@@ -193,8 +192,7 @@ def gpus_of(names: Sequence[str], memory: str | None, overhead: str | None) -> l
     if overhead is not None:
         size = parse_bytes(overhead, least=0)
         gpus = [
-            dataclasses.replace(gpu, overhead_bytes=size, overhead_source="--overhead")
-            for gpu in gpus
+            dataclasses.replace(gpu, overhead_bytes=size, overhead_source=GIVEN) for gpu in gpus
         ]
     return gpus
 

@@ -10,7 +10,7 @@ from batchfinder.probing.devices.allocator.caching import AllocatorSettings
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.search.bounds import Bounds
 from batchfinder.simulation.estimate import ClusterEstimate
-from batchfinder.simulation.gpus import Gpu, nccl_bytes
+from batchfinder.simulation.gpus import Gpu
 from batchfinder.simulation.tracing.data_parallel import Cluster
 from batchfinder.training.setup import TrainingSetup
 
@@ -22,22 +22,16 @@ def estimate_on_cluster(
     settings: AllocatorSettings,
     bounds: Bounds,
     largest: Cluster,
-    *,
-    adds_nccl: bool = True,
 ) -> list[ClusterEstimate]:
     """Estimate jobs of 1, 2, 4, ... ranks, up to the largest; one rank of each is simulated.
 
-    All ranks of a job use the same kind of GPU. With ``adds_nccl``, NCCL's buffers are added to
-    the GPUs' overhead. Returns, for each GPU in the given order, the jobs from small to large.
+    All ranks of a job use the same kind of GPU. Returns, for each GPU in the given order, the jobs
+    from small to large.
     """
     by_gpu: list[list[ClusterEstimate]] = [[] for _ in gpus]
     for world_size in _doublings(largest.world_size):
         cluster = dataclasses.replace(largest, world_size=world_size)
-        extra = nccl_bytes(world_size) if adds_nccl else 0
-        members = [
-            dataclasses.replace(gpu, overhead_bytes=gpu.overhead_bytes + extra) for gpu in gpus
-        ]
-        estimates = estimate_on_gpus(setup, members, options, settings, bounds, cluster=cluster)
+        estimates = estimate_on_gpus(setup, gpus, options, settings, bounds, cluster=cluster)
         for row, estimate in zip(by_gpu, estimates, strict=True):
             row.append(ClusterEstimate(cluster, estimate))
     return [estimate for row in by_gpu for estimate in row]
