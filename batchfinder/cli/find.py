@@ -88,7 +88,7 @@ def find_batch_size(
                 "--time-limit is for one process, as the clocks of ranks differ. Try without it."
             )
     facts = {"options": asdict(options), "source": source.to_dict(), "bounds": bounds}
-    memory = None if no_cache or strategy else SearchMemory(facts)
+    memory = SearchMemory(facts, is_off=no_cache or strategy is not None)
     noise = noise_scale_on_data(source, options) if noise_scale else None
     rate = loader_rate(source) if throughput and source.loader and is_rank_0 else None
 
@@ -96,8 +96,7 @@ def find_batch_size(
         if not is_rank_0:
             return
         result = replace(result, mode=options.mode, eval_batch_size=options.eval_batch_size)
-        if memory is not None:
-            result = memory.keep(result)
+        result = memory.keep(result)
         result, plan = _planned(result, global_batch_size, options.accumulate, bounds)
         if rate is not None and result.throughput is not None:
             result = replace(
@@ -131,12 +130,9 @@ def find_batch_size(
             deadline=deadline,
             measures_throughput=throughput,
             is_limited=options.memory_limit is not None,
-            recall=lambda prober: (
-                None
-                if memory is None
-                else memory.recall(
-                    prober, setup=prober.fingerprint(), capacity_bytes=prober.capacity_bytes
-                )
+            recall=lambda prober: memory.recall(
+                prober,
+                lambda: {"setup": prober.fingerprint(), "capacity_bytes": prober.capacity_bytes},
             ),
             make_head_start=lambda prober: head_start_of(
                 prober,

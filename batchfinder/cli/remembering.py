@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,31 +21,32 @@ from batchfinder.search.prober import Prober
 class SearchMemory:
     """The remembered answers of one command, by everything that they depend on.
 
-    :meth:`recall` may add more of these facts, which are plain data.
+    :meth:`recall` may add more of these facts, which are plain data. A memory that ``is_off``
+    recalls and keeps nothing.
 
     Attributes:
         key: the hash of all facts; "" before :meth:`recall`.
     """
 
-    def __init__(self, facts: Mapping[str, Any]) -> None:
+    def __init__(self, facts: Mapping[str, Any], *, is_off: bool = False) -> None:
         self._warnings: list[str] = []
         self._facts: dict[str, Any] = {**facts, "batchfinder": VERSION, "settings": surroundings()}
-        self._cache: AnswerCache | None = AnswerCache()
+        self._cache = None if is_off else AnswerCache()
         self.key = ""
 
-    def recall(self, prober: Prober, **facts: Any) -> Remembered | None:
+    def recall(self, prober: Prober, further: Callable[[], Mapping[str, Any]]) -> Remembered | None:
         """Return the answer of an earlier search on as much memory; None if there is none.
 
         The answer depends on the prober's device, and on the further facts. If one of them is None,
         it could not be read, so nothing is recalled or remembered.
         """
-        if None in facts.values():
+        if self._cache is None or None in (facts := further()).values():
             return None
         self._facts |= {"device": prober.device, "versions": dict(prober.versions), **facts}
         text = json.dumps(self._facts, sort_keys=True, default=str)
         self.key = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
         try:
-            answer = self._cache.recall(self.key) if self._cache else None
+            answer = self._cache.recall(self.key)
         except CacheError as error:
             self._give_up(error)
             return None

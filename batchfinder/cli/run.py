@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -80,7 +80,7 @@ def run_command(
         show_output=verbose,
     )
     deadline = deadline_in(time_limit)
-    memory = None if no_cache else _memory_of(template, options, bounds)
+    memory = SearchMemory(_facts_of(template, options, bounds), is_off=no_cache)
     prices = Prices(confirm=1, resolution=RESOLUTION)  # each launch confirms
     shown = 0
 
@@ -111,9 +111,7 @@ def run_command(
         is_late = is_hurried and result.status is Status.TIME_LIMIT
         remarks = [TOO_SLOW if is_late else "", leftovers.warning()]
         warnings = filter(None, remarks)
-        result = prober.conclude(result)
-        if memory is not None:
-            result = memory.keep(result)
+        result = memory.keep(prober.conclude(result))
         result = replace(result, warnings=(*result.warnings, *warnings))
         command = prober.command(result)
         reporter.finish()
@@ -140,23 +138,20 @@ def run_command(
             deadline=deadline,
             is_limited=has_limit,
             room=lambda prober: prober.room,
-            recall=lambda prober: (
-                memory.recall(prober, processes=prober.processes) if memory else None
-            ),
+            recall=lambda prober: memory.recall(prober, lambda: {"processes": prober.processes}),
         )
 
 
-def _memory_of(template: Template, options: RunOptions, bounds: Bounds) -> SearchMemory:
-    """Return the remembered searches of this command with its current code."""
+def _facts_of(template: Template, options: RunOptions, bounds: Bounds) -> dict[str, Any]:
+    """Return what the answer of this command depends on, such as its current code."""
     named = [word for word in template.arguments if Path(word).is_file()]
-    facts = {
+    return {
         "template": asdict(template),
         "options": asdict(options),
         "bounds": bounds,
         "folder": str(Path.cwd()),
         "code": digests([*named, *template.files, *modules_beside(named)]),
     }
-    return SearchMemory(facts)
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, str]:

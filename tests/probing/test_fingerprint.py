@@ -60,7 +60,7 @@ def setups() -> Iterator[Callable[[], TrainingSetup]]:
 
 def key(facts: dict[str, Any], **options: Any) -> str:
     memory = SearchMemory({"options": asdict(ProbeOptions(**options))})
-    memory.recall(FakeProber(), setup=facts)
+    memory.recall(FakeProber(), lambda: {"setup": facts})
     return memory.key
 
 
