@@ -24,6 +24,8 @@ LOOK_SECONDS = 0.02  # between two looks at the command
 # How long to wait for processes to end, in seconds. A device driver may hold one in the kernel.
 ENDING_SECONDS = 30.0
 
+PROC = Path("/proc")
+
 NOT_STARTED = 127  # the exit status of shells for a command that cannot be started
 
 
@@ -76,18 +78,20 @@ def end_descendants() -> None:
 
 def descendants(ancestor: int) -> set[int]:
     """Return all descendants of a process: its children, their children, and so on."""
-    parents = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                stat = (folder / "stat").read_text()
-            except OSError:
-                continue
-            parents[int(folder.name)] = int(stat.rpartition(")")[2].split()[1])
+    stats = {int(folder.name): stat_of(folder.name) for folder in PROC.glob("[0-9]*")}
+    parents = {pid: int(stat[1]) for pid, stat in stats.items() if stat}
     found = {ancestor}
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
     return found - {ancestor}
+
+
+def stat_of(pid: int | str) -> list[str]:
+    """Return the fields of ``/proc/PID/stat`` from the state on; none if the process has ended."""
+    try:
+        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def _signal(pid: int, number: int) -> None:

@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from batchfinder.launching.guardian import descendants
+from batchfinder.launching.guardian import PROC, descendants, stat_of
 from batchfinder.launching.template import Template
 from batchfinder.probing.workers.process import NO_RESERVES
 
@@ -212,12 +212,11 @@ def hooked(order: Path, environment: Mapping[str, str] = os.environ) -> dict[str
 
 
 def _is_python(pid: int, older_than_seconds: float) -> bool:
-    folder = Path(f"/proc/{pid}")
+    stat = stat_of(pid)
     try:
-        name = (folder / "exe").readlink().name
-        started = int((folder / "stat").read_text().rpartition(")")[2].split()[19])
-        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        name = (PROC / str(pid) / "exe").readlink().name
     except OSError:  # the process has ended
         return False
-    age = uptime - started / os.sysconf("SC_CLK_TCK")
+    uptime = float((PROC / "uptime").read_text().split()[0])
+    age = uptime - int(stat[19]) / os.sysconf("SC_CLK_TCK")
     return name.startswith("python") and age > older_than_seconds

@@ -6,12 +6,9 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-from batchfinder.launching.guardian import descendants
-
-PROC = Path("/proc")
+from batchfinder.launching.guardian import PROC, descendants, stat_of
 
 
 @dataclass(frozen=True)
@@ -101,10 +98,8 @@ def resident_bytes(pid: int, *, with_shared: bool = True) -> int | None:
 
     Pages that it shares with other processes count, unless ``with_shared`` is False.
     """
-    with suppress(OSError, ValueError, IndexError):
-        state = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
-        if state != "Z":
-            pages, shared = map(int, (PROC / str(pid) / "statm").read_text().split()[1:3])
-            if pages:  # a process that is just ending has none
-                return (pages if with_shared else pages - shared) * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):
+        pages, shared = map(int, (PROC / str(pid) / "statm").read_text().split()[1:3])
+        if pages and stat_of(pid)[:1] != ["Z"]:  # a process that is just ending has no pages
+            return (pages if with_shared else pages - shared) * os.sysconf("SC_PAGE_SIZE")
     return None

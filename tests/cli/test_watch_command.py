@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from batchfinder.cli.app import cli
+from batchfinder.launching import guardian as guardian_module
 from batchfinder.launching import usage as usage_module
 from batchfinder.launching.usage import Gpus, read_usage, resident_bytes
 from batchfinder.units import GIB, MIB
@@ -102,7 +103,8 @@ def test_a_signal_while_the_command_is_waited_for_leaves_nothing_waiting(
 def test_a_process_without_pages_has_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "stat").write_text("7 (python) R 1")
-    monkeypatch.setattr(usage_module, "PROC", tmp_path)
+    for module in (usage_module, guardian_module):
+        monkeypatch.setattr(module, "PROC", tmp_path)
     sizes = []
     for pages in (3, 0):
         (tmp_path / "7" / "statm").write_text(f"9 {pages} 1")
