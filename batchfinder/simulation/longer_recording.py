@@ -84,8 +84,8 @@ class LongerRecordings:
 
     def _refuted_by(self, failed: int) -> bool:
         """Return True if the longest batch of a size that ran out of memory should have fitted."""
-        size, recording = whole_below(self._recordings, failed), self._recordings.get(failed)
-        if not (size and recording and recording.ran_out and not recording.steps):
+        size = whole_below(self._recordings, failed)
+        if not size or ended_a_step(self._recordings, failed):
             return False
         scaled_up = in_proportion(self._recordings, size).at(failed)
         allocator = allocator_of(self._budget_bytes, self._settings)
@@ -144,6 +144,11 @@ def whole(recordings: Mapping[int, Recording]) -> dict[int, Recording]:
 def whole_below(recordings: Mapping[int, Recording], size: float) -> int:
     """Return the largest size of these below another one; 0 if there is none."""
     return max((each for each in whole(recordings) if each < size), default=0)
+
+
+def ended_a_step(recordings: Mapping[int, Recording], size: int) -> bool:
+    """Return True if a size ended its first step, as its recording shows."""
+    return size in recordings and bool(recordings[size].steps)
 
 
 def just_below(recordings: Mapping[int, Recording], size: int) -> int:

@@ -25,6 +25,7 @@ from batchfinder.search.prober import Prober, Recording
 from batchfinder.simulation.lasting import failing_variant, lasts, limit_of
 from batchfinder.simulation.longer_recording import (
     LongerRecordings,
+    ended_a_step,
     in_proportion,
     just_below,
     whole,
@@ -133,7 +134,7 @@ def scaled_guess(
     failed = failure.batch_size if failure else MOST_EXAMPLES + 1
     ran_out = failure is not None and failure.outcome is Outcome.OOM
     if ran_out and fits(failed) and failing(failed) is None:
-        if failed not in recordings or not recordings[failed].steps:
+        if not ended_a_step(recordings, failed):
             return None
         # Its requests are as they should be: replays misjudge only what the allocator loses.
         farthest = max(size for size, each in recordings.items() if each.ran_out)
