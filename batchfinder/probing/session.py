@@ -16,7 +16,6 @@ from tenacity import Retrying, retry_if_result, stop_after_attempt
 from batchfinder.probing.attempt import Attempt, Run, to_probe
 from batchfinder.probing.devices.allocator.recorded import foreseen
 from batchfinder.probing.devices.baseline import Baseline
-from batchfinder.probing.devices.cpu import shapes_warning
 from batchfinder.probing.devices.device import Device, Peaks
 from batchfinder.probing.devices.oom import classify, refuse_if_compiler_ran_out
 from batchfinder.probing.devices.oom_table import Tier
@@ -245,8 +244,8 @@ class ProbeSession:
                 self._step(batch_size, partial(next_batch, 0), run)
                 recorder.end_validation()
         run.note = watch.objection()
-        if self.batches.varies and not self.device.leaves_no_trace:
-            self._notes.add(shapes_warning(run.in_use_after_steps))
+        if self.batches.varies:
+            self._notes.add(self.device.shapes_warning(run.in_use_after_steps))
         is_alone = self.options.mode == "train" and not self.options.strategy
         if is_alone and not run.note:
             self._notes.add(late_gradients_warning(self._step_of_setup, run, self._memory_bytes))

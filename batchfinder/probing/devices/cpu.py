@@ -116,22 +116,16 @@ class CpuDevice(Device):
         if trim is not None:
             trim(0)
 
-
-def shapes_warning(in_use_bytes: Sequence[int]) -> str:
-    """Return the warning if memory stays in use for each new shape of a batch; else "".
-
-    Args:
-        in_use_bytes: in use after each step of a confirmation with batches that vary.
-    """
-    *before, last = in_use_bytes[:: VARIED_STEPS - 1] or [0]  # after the same batch
-    kept = last - before[0] if before else 0
-    if kept < LEAK_BYTES or os.environ.get(ONE_KERNEL) or not torch.backends.mkldnn.enabled:
-        return ""
-    return (
-        "each new shape of a batch leaves memory in use, as kernels that oneDNN keeps. It breaks "
-        "up the heap, so a long training needs more than these steps, and may die at the answer. "
-        f"Set {ONE_KERNEL}=1 for the search and for your run"
-    )
+    def shapes_warning(self, in_use_bytes: Sequence[int]) -> str:
+        *before, last = in_use_bytes[:: VARIED_STEPS - 1] or [0]  # after the same batch
+        kept = last - before[0] if before else 0
+        if kept < LEAK_BYTES or os.environ.get(ONE_KERNEL) or not torch.backends.mkldnn.enabled:
+            return ""
+        return (
+            "each new shape of a batch leaves memory in use, as kernels that oneDNN keeps. It "
+            "breaks up the heap, so a long training needs more than these steps, and may die at "
+            f"the answer. Set {ONE_KERNEL}=1 for the search and for your run"
+        )
 
 
 def host_memory() -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -106,6 +107,14 @@ class Device(Protocol):
     def release_cache(self) -> None:
         """Return cached memory to the device. Collect garbage before."""
         ...
+
+    def shapes_warning(self, in_use_bytes: Sequence[int]) -> str:
+        """Return the warning if memory stays in use for each new shape of a batch; else "".
+
+        Args:
+            in_use_bytes: in use after each step of a confirmation with batches that vary.
+        """
+        return ""
 
 
 def budget(memory: DeviceMemory, memory_limit: int | None, headroom: float) -> int:

@@ -36,7 +36,7 @@ def test_kernels_kept_for_each_shape_of_a_batch_are_warned_of(
     after_steps: list[int], capacity: str, warns: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", capacity)
-    warning = cpu_device.shapes_warning([each * MIB for each in after_steps])
+    warning = cpu_device.CpuDevice().shapes_warning([each * MIB for each in after_steps])
     assert ("ONEDNN_PRIMITIVE_CACHE_CAPACITY=1" in warning) is warns
 
 
