@@ -25,7 +25,7 @@ from batchfinder.probing.devices.oom import classify
 from batchfinder.probing.devices.oom_table import Tier
 from batchfinder.probing.too_small import needs_more_than_one_sample
 from batchfinder.training.optimizer import parameters_of
-from batchfinder.training.parallel import is_sharded, waits_within_passes
+from batchfinder.training.parallel import waits_within_passes
 from batchfinder.training.sample import move_batch, unclear_parts
 from batchfinder.training.setup import LossFunction, TrainingSetup
 from batchfinder.training.source import PlainLoop, checked_loss
@@ -91,12 +91,12 @@ class OOMGuard:
         self.batch_size = None if batch_size is None else positive("batch_size", batch_size)
         self._most = self.batch_size
         self._grow_after = positive("grow_after", grow_after)
-        sharded, why = is_sharded(model), waits_within_passes(model)
-        if sharded or (why and ranks() > 1):
+        why, strategy = waits_within_passes(model)
+        if strategy == "fsdp" or (why and ranks() > 1):
             raise UsageError(
                 f"the model {why}: a rank that runs out of memory within its collectives would "
                 "leave the others waiting. Try a batch size that torchrun -m batchfinder "
-                f"find --strategy {'fsdp' if sharded else 'ddp'} has confirmed"
+                f"find --strategy {strategy} has confirmed"
             )
         refuse_updates_in_backward(model)
         self.model = model

@@ -83,8 +83,8 @@ def _choose_for_ranks(setup: TrainingSetup, options: ProbeOptions) -> InProcessR
     from batchfinder.probing.ranks.in_process import InProcessRankProber
     from batchfinder.probing.ranks.meeting import open_meeting
 
-    if why := waits_within_passes(setup.model):
-        strategy = "fsdp" if is_sharded(setup.model) else "ddp"
+    why, strategy = waits_within_passes(setup.model)
+    if why:
         raise UsageError(
             f"the model {why}, and a rank out of memory in its collectives would hang this job. "
             f"Try {_TORCHRUN} {strategy} with the function that builds it."

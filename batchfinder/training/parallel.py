@@ -32,12 +32,15 @@ def is_sharded(model: nn.Module) -> bool:
     return any(isinstance(module, fully_sharding().FSDPModule) for module in model.modules())
 
 
-def waits_within_passes(model: nn.Module) -> str:
-    """Return why several ranks wait for each other within a model's passes; "" if they do not."""
+def waits_within_passes(model: nn.Module) -> tuple[str, str]:
+    """Return why several ranks wait for each other within a model's passes; "" if they do not.
+
+    The second text is the strategy of such a job.
+    """
     if is_sharded(model):
-        return "is sharded already"
+        return "is sharded already", "fsdp"
     has_synchronized = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
-    return "has SyncBatchNorm" if has_synchronized else ""
+    return "has SyncBatchNorm" if has_synchronized else "", "ddp"
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
