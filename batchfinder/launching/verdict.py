@@ -34,13 +34,13 @@ CLOSE = 0.02
 # The number by which a script wants to divide the size, as that of TRL's num_generations.
 _DIVISOR = re.compile(r"divisible by[^\d\n]*(\d+)")
 
-# As of LightningCLI without a logger, which overwrites no config.yaml of an earlier run.
+# LightningCLI without a logger, for example, overwrites no config.yaml of an earlier run.
 _IN_THE_WAY = (
     "{scratch} for its output folder: an earlier launch trained at this size, and left something "
     "that is in the way"
 )
 
-# A DataLoader's error for a size of 0, as of a script that divides 1 by its ranks.
+# A DataLoader's error for a size of 0, which a script gets that divides 1 by its ranks.
 _NO_EXAMPLE = "but got batch_size=0"
 
 

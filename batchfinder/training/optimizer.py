@@ -110,7 +110,7 @@ def make_optimizer(spec: OptimizerSpec | None, model: nn.Module) -> Optimizer:
 
 @contextmanager
 def without_closure(optimizer: Optimizer) -> Iterator[None]:
-    """Raise a StepError if the optimizer's step demands a closure, or there is none, as of LOMO."""
+    """Raise a StepError if the optimizer's step demands a closure, or is missing, as LOMO's."""
     try:
         yield
     except Exception as error:

@@ -289,6 +289,6 @@ def _shapes(torch: Any, tree: Any, depth: int = MOST_DEPTH) -> list[list[int]]:
     if not depth or isinstance(tree, torch.nn.Module):
         return []
     if not isinstance(tree, (dict, list, tuple)):
-        tree = getattr(tree, "__dict__", {})  # as of DETR's NestedTensor, or of a graph
+        tree = getattr(tree, "__dict__", {})  # of DETR's NestedTensor, or a graph
     parts = tree.values() if isinstance(tree, dict) else tree
     return [shape for part in [*parts] for shape in _shapes(torch, part, depth - 1)]
