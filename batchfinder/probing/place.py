@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings
 from batchfinder.probing.notes import Notes
-from batchfinder.probing.steadiness import CACHING_VARIED_STEPS, VARIED_ROOM, VARIED_STEPS
+from batchfinder.probing.steadiness import CACHING_VARIED_STEPS, VARIED_STEPS
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.search.bracket import DIFFERING_RESOLUTION
-from batchfinder.search.plan import Prices
+from batchfinder.search.plan import VARIED_ROOM, Prices
 from batchfinder.search.prober import Prober, Recording
 
 # Prices of a search whose batches vary in length, on a caching allocator. A confirmation that fits
 # runs CACHING_VARIED_STEPS; one that fails does so in step 1 to 3. Fragmentation costs about 1 %
-# besides VARIED_ROOM (probing/steadiness.py). How many bytes a size needs depends on the order of
+# besides VARIED_ROOM. How many bytes a size needs depends on the order of
 # its batches, so the final bracket is as wide as where steps differ.
 VARIED_PRICES = Prices(
     confirm=CACHING_VARIED_STEPS,

@@ -8,6 +8,7 @@ from itertools import pairwise
 from statistics import NormalDist, fmean, stdev
 
 from batchfinder.results.probe import SHORT_LIVED_NOTE, THRASHING_NOTE
+from batchfinder.search.plan import VARIED_ROOM
 from batchfinder.units import MIB, format_bytes
 
 # A confirmation runs until the peak has not grown for STEADY_STEPS steps in a row, and runs at most
@@ -26,13 +27,6 @@ CACHING_VARIED_STEPS = 5
 # and few steps leave few kinds to replay in other orders. With 5, set-up wav2vec2-80 was answered
 # 288, which ran out of memory in step 4 with one of three seeds; with 10, 270, which did with none.
 DIFFERING_STEPS = MAX_CONFIRM_STEPS
-
-# Fraction of the budget kept free if batches vary in length, because other orders of the same
-# batches need more: of 20 orders at 124 of set-up varying-bert-24
-# (scripts/benchmarks/parts/setup_list.py), 30 steps each, one ran out of memory, at 127 fifteen.
-# With half of that room, a SentenceTransformer got 116 of 16 GiB: one training of six ran out of
-# memory, and four did at 114 and 115, each in its second or third step. With it, 113: none did.
-VARIED_ROOM = 0.05
 
 # The optimizer's states appear at the end of the first step. Blocks cached before are then in the
 # way, and the second step may flush them. A size that flushes later trains in a lucky layout only.

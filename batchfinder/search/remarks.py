@@ -18,6 +18,7 @@ from batchfinder.results.result import Status
 from batchfinder.results.throughput import Throughput
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.head_start import Guess
+from batchfinder.search.plan import DIFFERING_ROOM, VARIED_ROOM
 from batchfinder.search.prober import Prober
 from batchfinder.search.search import Finding
 from batchfinder.units import MIB, format_bytes, format_rate
@@ -127,8 +128,8 @@ def notes_about(finding: Finding, prober: Prober, bounds: Bounds) -> Iterator[st
     if finding.answer.steps_differ and prober.is_repeatable:  # a CPU is watched longer
         yield (
             "steps request different memory, as where lengths vary, layers are skipped at random, "
-            "or tensors pile up, so 5 % to 10 % of the budget stays free for steps that did not "
-            "run"
+            f"or tensors pile up, so {VARIED_ROOM:.0%} to {DIFFERING_ROOM:.0%} of the budget stays "
+            "free for steps that did not run"
         )
     if failure > bounds.after(answer):
         if not prober.is_repeatable:

@@ -29,6 +29,7 @@ from batchfinder.probing.devices.allocator.recorded_step import (
 )
 from batchfinder.probing.steadiness import SETTLING_STEPS, STEPS_THAT_MAY_FLUSH, with_room
 from batchfinder.search.bracket import FAR_FROM_BUDGET
+from batchfinder.search.plan import DIFFERING_ROOM
 from batchfinder.search.prober import Recording
 
 # Steps that a confirmation must last when it is replayed. MobileNet's answers of 513 and 521
@@ -55,11 +56,6 @@ MOST_FLUSHING = 0.2
 # confirmation sees three lengths, an epoch hundreds. Set-up lightning-24 was answered 159 without
 # such replays, which ran out of memory with two seeds of three within 20 steps; with them 148.
 FARTHEST = 2.0
-
-# Fraction of the budget kept free in replays of steps that differ: training will make steps that
-# were not recorded. With 5 % free, 280 of wav2vec2-80 passed in one search of ten, and ran out of
-# memory in one loop of four.
-DIFFERING_ROOM = 0.1
 
 
 def lasts(recording: Recording | None, budget_bytes: int, settings: AllocatorSettings) -> bool:
