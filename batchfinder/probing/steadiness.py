@@ -87,7 +87,6 @@ class PeakWatch:
         is_settled: True once enough steps were watched and the last ones neither needed more memory
             nor flushed the allocator's cache. If peaks wander, they must show no trend and stay
             well below the budget. It never becomes False again.
-        is_over: True once the confirmation may end, passed or not. It never becomes False again.
         most_steps: the number of steps after which the confirmation ends in any case.
 
     Example:
@@ -112,18 +111,19 @@ class PeakWatch:
         may_flush: int = STEPS_THAT_MAY_FLUSH,
     ) -> None:
         self._budget_bytes, self._headroom_bytes = budget_bytes, headroom_bytes
-        self._peaks_wander, self._batches_vary = peaks_wander, False
+        self._peaks_wander = peaks_wander
         self._varied_steps = VARIED_STEPS if peaks_wander else CACHING_VARIED_STEPS
         self._least_steps = max(least_steps, WANDERING_STEPS) if peaks_wander else least_steps
         most_steps = MAX_WANDERING_STEPS if peaks_wander else MAX_CONFIRM_STEPS
         self.most_steps = max(most_steps, self._least_steps + STEADY_STEPS)
         self._may_flush = may_flush
+        self._batches_vary = self._lengths_differ = False
         if batches_vary:
             self.expect_variation(lengths_differ=True)
         self._noise_bytes = GROWTH_NOISE * budget_bytes
         self.peaks: list[int] = []
-        self._flushes, self._last_flush = False, 0
-        self.is_settled = self.is_over = self._runs_out = False
+        self._last_flush = 0
+        self.is_settled = self._exceeds = self._runs_out = False
 
     @property
     def batch_number(self) -> int:
@@ -144,7 +144,8 @@ class PeakWatch:
     def expect_variation(self, *, lengths_differ: bool = False) -> None:
         """Watch more steps, as batches differ in shape. With longer ones, more steps may flush."""
         self._batches_vary = True
-        self._may_flush = SETTLING_STEPS if lengths_differ else STEPS_THAT_MAY_FLUSH
+        self._lengths_differ |= lengths_differ
+        self._may_flush = SETTLING_STEPS if self._lengths_differ else STEPS_THAT_MAY_FLUSH
         self._least_steps = max(self._least_steps, self._varied_steps)
         self.most_steps = max(self.most_steps, self._least_steps + STEADY_STEPS)
 
@@ -153,10 +154,8 @@ class PeakWatch:
         self.peaks.append(peak_bytes)
         if flushes:
             self._last_flush = len(self.peaks)
-        self._flushes |= self._last_flush > self._may_flush
-        self.is_over |= self._flushes
         if self._batches_vary or len(self.peaks) >= STEPS_FOR_SPREAD:
-            self.is_over |= self._excess_bytes(self.most_steps) > 0
+            self._exceeds |= self._excess_bytes(self.most_steps) > 0
         if not self.may_end:
             return
         if self._peaks_wander:
@@ -166,16 +165,24 @@ class PeakWatch:
             steady = steps_without_growth(self.peaks, self._noise_bytes)
             quiet = len(self.peaks) - self._last_flush
             self.is_settled |= min(steady, quiet) >= STEADY_STEPS
-        self.is_over |= self.is_settled
 
     def run_out(self) -> None:
         """Record that the next step would run out of memory."""
-        self._runs_out = self.is_over = True
+        self._runs_out = True
+
+    @property
+    def is_over(self) -> bool:
+        """True once the confirmation may end, passed or not."""
+        return self.is_settled or self._exceeds or self.is_refused
 
     @property
     def is_refused(self) -> bool:
         """True once a step ran out of memory, or flushed the cache too late."""
         return self._runs_out or self._flushes
+
+    @property
+    def _flushes(self) -> bool:
+        return self._last_flush > self._may_flush
 
     def objection(self) -> str:
         """Return the reason why the size is not fit for training; "" if it is fit."""

@@ -353,6 +353,16 @@ def test_a_longer_batch_may_flush_the_cache_in_later_steps(last_flush: int, fits
     assert (not watch.objection()) is fits
 
 
+@pytest.mark.parametrize("lengths_differ", [(False, True), (True, False)])
+def test_the_order_in_which_batches_vary_decides_nothing(lengths_differ: tuple[bool, bool]) -> None:
+    watch = PeakWatch(1000, least_steps=3, peaks_wander=False)
+    for flushed in range(4):
+        watch.note(900, flushed)
+    for each in lengths_differ:
+        watch.expect_variation(lengths_differ=each)
+    assert not watch.is_refused
+
+
 @pytest.mark.parametrize(("peak", "fits"), [(9400, True), (9600, False)])
 def test_where_batches_vary_each_step_leaves_room_for_other_orders(peak: int, fits: bool) -> None:
     def make_batch(batch_size: int, step: int) -> Tensor:
