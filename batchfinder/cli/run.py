@@ -14,6 +14,7 @@ from batchfinder.cli.output import deliver, leftovers_named
 from batchfinder.cli.remembering import SearchMemory
 from batchfinder.cli.searching import search_in_terminal
 from batchfinder.errors import UsageError
+from batchfinder.launching.conclusion import overruled
 from batchfinder.launching.options import RunOptions, choose_kind
 from batchfinder.launching.template import Template
 from batchfinder.probing.code import digests, modules_beside
@@ -99,7 +100,7 @@ def run_command(
 
     def show_launches(prober: LaunchProber, probe: Probe) -> None:
         nonlocal shown
-        rows = prober.judged([probe])
+        rows = overruled(prober.launched, [probe])
         before = zip(rows[:shown], prober.launched, strict=False)
         refuted = [row for row, launched in before if row.fits != launched.fits]
         for row in rows[shown:] + refuted:
@@ -113,7 +114,8 @@ def run_command(
         warnings = filter(None, remarks)
         result = memory.keep(prober.conclude(result))
         result = replace(result, warnings=(*result.warnings, *warnings))
-        command = prober.command(result)
+        has_answer = result.batch_size and result.status is not Status.FAILED
+        command = prober.template.command(result.batch_size) if has_answer else None
         reporter.finish()
         if not as_json and (command or not result.batch_size):
             reporter.answer(result, chart=chart)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from batchfinder.errors import DeviceError, TargetError, UsageError
+from batchfinder.errors import DeviceError, UsageError
 from batchfinder.units import check_seconds
 
 if TYPE_CHECKING:
@@ -46,14 +46,6 @@ class RunOptions:
         if self.steps < 1:
             raise UsageError(f"--steps must be at least 1, not {self.steps}. Try --steps 3")
         check_seconds("--timeout", self.timeout_seconds)
-
-    def check_device(self, kind: str, expected: str) -> None:
-        """Raise if a script trains on a kind of device that was not asked for."""
-        if self.device is not None or kind not in ("cpu", "cuda"):
-            raise TargetError(
-                f"the script trains on {kind}, not on {expected}. "
-                "Try the script's own option for the device"
-            )
 
 
 def choose_kind(asked: str | None) -> tuple[str, dict[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 
@@ -19,15 +18,15 @@ from batchfinder.launching.verdict import Verdict, judge, limiting, quoted, refu
 from batchfinder.launching.watching import NO_PYTHON, Patience, watch, watch_epoch_end
 from batchfinder.probing.place import may_expand
 from batchfinder.probing.ranks.job import sharing
-from batchfinder.probing.steadiness import SETTLING_STEPS, VARIED_ROOM, with_room
+from batchfinder.probing.steadiness import SETTLING_STEPS, with_room
 from batchfinder.probing.too_small import SizesThatRun
 from batchfinder.results.probe import Outcome, Probe
-from batchfinder.results.result import BatchSizeResult, Status
+from batchfinder.results.result import BatchSizeResult
 from batchfinder.results.version import VERSION
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.bracket import holes
 from batchfinder.search.head_start import HeadStart
-from batchfinder.search.plan import Prices
+from batchfinder.search.plan import VARIED_ROOM, Prices
 from batchfinder.search.prober import Recording
 from batchfinder.simulation.scaled_guess import head_start_of
 
@@ -44,6 +43,7 @@ class LaunchProber:
         prices: the costs of the search's moves. Each launch corrects the cost of a launch.
 
     Attributes:
+        template: the command, with the variables that choose the device.
         launched: the probe of each launch, in order.
         saved: files that scripts saved before their last step.
         processes: the number of processes on this machine that train together.
@@ -55,14 +55,12 @@ class LaunchProber:
     def __init__(
         self, template: Template, options: RunOptions, bounds: Bounds, prices: Prices
     ) -> None:
-        self._template, self._options, self._bounds = template, options, bounds
+        self._options, self._bounds = options, bounds
         self._start_time = StartTime(prices)
         self._device_type, environment = choose_kind(options.device)
-        self._template = replace(template, environment={**environment, **template.environment})
+        self.template = replace(template, environment={**environment, **template.environment})
         self.capacity_bytes: int | None = None
         self.used_by_others_bytes: int | None = None
-        self._cpu_budget_bytes: int | None = None
-        self._cuda_budget_bytes: int | None = None
         self._patience = Patience(options)
         self._verdicts: dict[int, Verdict] = {}
         remark = template.remark_on_accumulation()
@@ -135,21 +133,12 @@ class LaunchProber:
             return None
         return head_start_of(self, self._options.steps, may_flush=SETTLING_STEPS)
 
-    def command(self, result: BatchSizeResult) -> str | None:
-        """Return the command at the answer, for a shell; None if there is no answer."""
-        is_answer = result.batch_size and result.status is not Status.FAILED
-        return self._template.command(result.batch_size) if is_answer else None
-
     def close(self) -> None:
         pass  # each launch ends before the next begins
 
-    def judged(self, probes: Iterable[Probe]) -> list[Probe]:
-        """Return all launches with the search's verdicts, and sizes that a replay alone refused."""
-        return overruled(self.launched, probes)
-
     def conclude(self, result: BatchSizeResult) -> BatchSizeResult:
         """Return the search's result as that of the launches, with what to warn of."""
-        result = concluded(result, self.judged(result.probes))
+        result = concluded(result, overruled(self.launched, result.probes))
         failure, size = result.next_failure, result.batch_size
         warnings = result.warnings
         if failure is not None and failure.reason.startswith(HOST) and size:
@@ -167,15 +156,19 @@ class LaunchProber:
         trains_on = str(facts.get("device", self.device))
         kind = trains_on.partition(":")[0]
         if kind != self._device_type:
-            self._options.check_device(kind, self._device_type)
-            self._device_type = kind
+            if self._options.device is not None or kind not in ("cpu", "cuda"):
+                raise TargetError(
+                    f"the script trains on {kind}, not on {self._device_type}. "
+                    "Try the script's own option for the device"
+                )
+            self._device_type, self.budget_bytes = kind, 0
             if kind == "cpu":
                 self._limit_cpu()
             self._start(size)
             return
         self.device, self.processes = trains_on, record.processes
         self.versions |= {k: facts[k] for k in ("python", "torch", "cuda", "hip") if facts.get(k)}
-        if verdict.probe.fits and (remark := self._template.remark_on_ranks(self.processes)):
+        if verdict.probe.fits and (remark := self.template.remark_on_ranks(self.processes)):
             self._warnings["ranks"] = remark
         if kind == "cpu" and self.processes > 1:
             self._limit_cpu()
@@ -185,7 +178,7 @@ class LaunchProber:
         elif kind == "cuda" and "budget_bytes" in facts:
             all_facts = [trainer.facts for trainer in record.trainers.values()] or [facts]
             least = min(all_facts, key=lambda facts: int(facts["budget_bytes"]))
-            self.budget_bytes = self._cuda_budget_bytes = least["budget_bytes"]
+            self.budget_bytes = least["budget_bytes"]
             self.capacity_bytes = least["capacity_bytes"]
             self.used_by_others_bytes = least["used_by_others_bytes"]
         self._note(size, verdict, record)
@@ -223,23 +216,25 @@ class LaunchProber:
             raise again.error(trained_before=True)
 
     def _launch(self, size: int) -> tuple[Verdict, Record]:
-        options = self._options
+        options, is_cpu = self._options, self._device_type == "cpu"
+        known = self.budget_bytes or None
+        cpu_budget, cuda_budget = (known, None) if is_cpu else (None, known)
         record = Record(
             size,
             steps=options.steps,
             headroom=options.headroom,
-            cpu_budget_bytes=self._cpu_budget_bytes,
+            cpu_budget_bytes=cpu_budget,
             batches_vary=self._lengths_differ,
         )
-        order = make_order(options, self._cpu_budget_bytes, self._cuda_budget_bytes)
-        launch = Launch(self._template, size, order, options.steps, show_output=options.show_output)
+        order = make_order(options, cpu_budget, cuda_budget)
+        launch = Launch(self.template, size, order, options.steps, show_output=options.show_output)
         with closing(launch):
             hung = watch(launch, record, options.steps, self._patience)
             if record.shows_epoch_end and options.mode == "train":
                 watch_epoch_end(launch, record)
         self.saved += [path for path in record.saved if not launch.owns(path)]
         if launch.start_error:
-            raise not_started(self._template.arguments[0], launch.start_error)
+            raise not_started(self.template.arguments[0], launch.start_error)
         if not record.is_alive:
             raise TargetError(f"{NO_PYTHON}{quoted(launch.output)}")
         if record.hook_failure:
@@ -253,7 +248,7 @@ class LaunchProber:
         if record.lengths_differ and not self._lengths_differ:
             self._lengths_differ = True
             if self.room:
-                self.budget_bytes = self._cuda_budget_bytes = with_room(self.budget_bytes)
+                self.budget_bytes = with_room(self.budget_bytes)
                 verdict = verdict.within(self.budget_bytes)
             self._warnings["lengths"] = lengths_warning(self.room)
         probe = verdict.probe
@@ -294,6 +289,5 @@ class LaunchProber:
 
     def _limit_cpu(self) -> None:
         memory, self.budget_bytes = cpu_memory(self._options, self.processes)
-        self._cpu_budget_bytes = self.budget_bytes
         self.capacity_bytes = memory.capacity_bytes
         self.used_by_others_bytes = memory.used_by_others_bytes

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from batchfinder.launching.conclusion import overruled
 from batchfinder.launching.options import RunOptions
 from batchfinder.launching.prober import LaunchProber
 from batchfinder.launching.record import Record
@@ -43,7 +44,7 @@ def test_on_the_cpu_a_size_just_below_a_failure_counts_as_failed() -> None:
     assert (failed.batch_size, failed.outcome) == (100, Outcome.OOM)
     assert failed.note == "a launch at 101 ran out, and memory differs by more from run to run"
     assert not prober.probe(100).fits
-    judged = {probe.batch_size: probe.fits for probe in prober.judged([failed])}
+    judged = {probe.batch_size: probe.fits for probe in overruled(prober.launched, [failed])}
     assert judged == {100: False, 101: False}
 
 
