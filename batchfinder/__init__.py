@@ -9,58 +9,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from batchfinder.errors import BatchFinderError, BatchFinderWarning
-    from batchfinder.estimator import estimate_max_batch, estimate_peak_memory
-    from batchfinder.finder import find_max_batch
-    from batchfinder.integrations.guard import OOMGuard
-    from batchfinder.integrations.transformers import set_max_batch
-    from batchfinder.integrations.watch import watch_memory
-    from batchfinder.results.accumulation import AccumulationPlan, Split
-    from batchfinder.results.memory_model import MemoryModel, Phase
-    from batchfinder.results.noise_scale import NoiseScale
-    from batchfinder.results.probe import Outcome, Probe
-    from batchfinder.results.result import BatchSizeResult, NextFailure, Status
-    from batchfinder.simulation.estimate import Estimate, PeakEstimate
-    from batchfinder.simulation.gpus import Gpu, find_gpu
-    from batchfinder.studies.compare import compare_strategies
-    from batchfinder.studies.comparison import Comparison
-    from batchfinder.studies.noise_scale import noise_scale
-    from batchfinder.studies.sweep import sweep_max_batch
-    from batchfinder.studies.sweep_result import Sweep
-    from batchfinder.studies.worst_batch import worst_batch
-    from batchfinder.training.setup import TrainingSetup
-
-__all__ = [
-    "AccumulationPlan",
-    "BatchFinderError",
-    "BatchFinderWarning",
-    "BatchSizeResult",
-    "Comparison",
-    "Estimate",
-    "Gpu",
-    "MemoryModel",
-    "NextFailure",
-    "NoiseScale",
-    "OOMGuard",
-    "Outcome",
-    "PeakEstimate",
-    "Phase",
-    "Probe",
-    "Split",
-    "Status",
-    "Sweep",
-    "TrainingSetup",
-    "compare_strategies",
-    "estimate_max_batch",
-    "estimate_peak_memory",
-    "find_gpu",
-    "find_max_batch",
-    "noise_scale",
-    "set_max_batch",
-    "sweep_max_batch",
-    "watch_memory",
-    "worst_batch",
-]
+    from batchfinder.errors import BatchFinderError as BatchFinderError
+    from batchfinder.errors import BatchFinderWarning as BatchFinderWarning
+    from batchfinder.estimator import estimate_max_batch as estimate_max_batch
+    from batchfinder.estimator import estimate_peak_memory as estimate_peak_memory
+    from batchfinder.finder import find_max_batch as find_max_batch
+    from batchfinder.integrations.guard import OOMGuard as OOMGuard
+    from batchfinder.integrations.transformers import set_max_batch as set_max_batch
+    from batchfinder.integrations.watch import watch_memory as watch_memory
+    from batchfinder.results.accumulation import AccumulationPlan as AccumulationPlan
+    from batchfinder.results.accumulation import Split as Split
+    from batchfinder.results.memory_model import MemoryModel as MemoryModel
+    from batchfinder.results.memory_model import Phase as Phase
+    from batchfinder.results.noise_scale import NoiseScale as NoiseScale
+    from batchfinder.results.probe import Outcome as Outcome
+    from batchfinder.results.probe import Probe as Probe
+    from batchfinder.results.result import BatchSizeResult as BatchSizeResult
+    from batchfinder.results.result import NextFailure as NextFailure
+    from batchfinder.results.result import Status as Status
+    from batchfinder.simulation.estimate import Estimate as Estimate
+    from batchfinder.simulation.estimate import PeakEstimate as PeakEstimate
+    from batchfinder.simulation.gpus import Gpu as Gpu
+    from batchfinder.simulation.gpus import find_gpu as find_gpu
+    from batchfinder.studies.compare import compare_strategies as compare_strategies
+    from batchfinder.studies.comparison import Comparison as Comparison
+    from batchfinder.studies.noise_scale import noise_scale as noise_scale
+    from batchfinder.studies.sweep import sweep_max_batch as sweep_max_batch
+    from batchfinder.studies.sweep_result import Sweep as Sweep
+    from batchfinder.studies.worst_batch import worst_batch as worst_batch
+    from batchfinder.training.setup import TrainingSetup as TrainingSetup
 
 # Names are imported on first use. Some of them need PyTorch, which takes seconds to import: the
 # command line would have to wait, and Ctrl-C during the import would end in a traceback.
@@ -91,10 +68,11 @@ _MODULES = {
     "find_max_batch": "finder",
     "noise_scale": "studies.noise_scale",
     "set_max_batch": "integrations.transformers",
-    "watch_memory": "integrations.watch",
     "sweep_max_batch": "studies.sweep",
+    "watch_memory": "integrations.watch",
     "worst_batch": "studies.worst_batch",
 }
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:
