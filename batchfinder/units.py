@@ -21,16 +21,10 @@ UNITS = (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
 
 # "24GB" on a graphics card's box means GiB in every driver and in PyTorch. Both spellings mean GiB
 # here, so that a user who types 24GB for a 24 GiB card does not lose 7 %.
-_FACTORS = {
-    "": 1,
-    "B": 1,
-    "K": KIB, "KB": KIB, "KIB": KIB,
-    "M": MIB, "MB": MIB, "MIB": MIB,
-    "G": GIB, "GB": GIB, "GIB": GIB,
-    "T": TIB, "TB": TIB, "TIB": TIB,
-}  # fmt: skip
 # Longer numbers would overflow later; no size needs them.
-_SIZE = re.compile(r"\s*(\d{1,24}(?:\.\d{1,24})?)\s*([A-Za-z]*)\s*", re.ASCII)
+_SIZE = re.compile(
+    r"\s*(\d{1,24}(?:\.\d{1,24})?)\s*(([KMGT])(?:I?B)?|B)?\s*", re.ASCII | re.IGNORECASE
+)
 
 
 def parse_bytes(text: str | float, least: int = 1) -> int:
@@ -52,11 +46,10 @@ def parse_bytes(text: str | float, least: int = 1) -> int:
         size = int(text)
     else:
         match = _SIZE.fullmatch(text) if isinstance(text, str) else None
-        factor = _FACTORS.get(match[2].upper()) if match else None
-        if match is None or factor is None:
+        if match is None:
             raise UsageError(f"{text!r} is not a memory size. Try 24GiB or 512MiB.")
         # A float would lose the last bytes of numbers above 2**53.
-        size = int(Fraction(match[1]) * factor)
+        size = int(Fraction(match[1]) * KIB ** "_KMGT".index((match[3] or "_").upper()))
         if not match[2] and 0 < size < MIB:
             raise UsageError(f"{text!r} means {size} bytes. Try {text}GiB.")
     if size < least:
