@@ -15,7 +15,6 @@ import click
 import torch
 
 from batchfinder.cli.estimating.levers import what_to_change
-from batchfinder.cli.estimating.world_sizes import estimate_on_cluster
 from batchfinder.cli.exiting import FOUND, NOTHING_FITS
 from batchfinder.cli.output import deliver, live_line, print_notes, width_of_table
 from batchfinder.cli.request import Request, request_of
@@ -34,6 +33,7 @@ from batchfinder.reporting.estimates import (
 )
 from batchfinder.reporting.page.page import check_report
 from batchfinder.results.version import SCHEMA_VERSION
+from batchfinder.search.bounds import Bounds
 from batchfinder.simulation.calibration import Calibration, read_measurement
 from batchfinder.simulation.estimate import ClusterEstimate, Estimate
 from batchfinder.simulation.gpus import GIVEN, Gpu, find_gpu, unnamed_gpu
@@ -97,7 +97,7 @@ def estimate_batch_size(
                 _calibrate(calibration, Path(calibrate), setup, options, settings)
             known = [calibration.applied(gpu) for gpu in gpus] if overhead is None else gpus
             if largest is not None:
-                jobs += estimate_on_cluster(
+                jobs += _estimate_on_cluster(
                     setup, known, options, settings, request.bounds, largest
                 )
                 runs[length] = [job.estimate for job in jobs]
@@ -116,6 +116,34 @@ def estimate_batch_size(
     notes = [calibration.note(gpu) for gpu in gpus if overhead is None]
     print_notes([*warnings, *notes, _too_small(estimates)], quiet=quiet)
     return end(any(one.batch_size for one in estimates), request, gpus, quiet=quiet)
+
+
+def _estimate_on_cluster(
+    setup: TrainingSetup,
+    gpus: Sequence[Gpu],
+    options: ProbeOptions,
+    settings: AllocatorSettings,
+    bounds: Bounds,
+    largest: Cluster,
+) -> list[ClusterEstimate]:
+    """Estimate jobs of 1, 2, 4, ... ranks, up to the largest; one rank of each is simulated.
+
+    All ranks of a job use the same kind of GPU. Returns, for each GPU in the given order, the jobs
+    from small to large.
+    """
+    by_gpu: list[list[ClusterEstimate]] = [[] for _ in gpus]
+    for world_size in _doublings(largest.world_size):
+        cluster = dataclasses.replace(largest, world_size=world_size)
+        estimates = estimate_on_gpus(setup, gpus, options, settings, bounds, cluster=cluster)
+        for row, estimate in zip(by_gpu, estimates, strict=True):
+            row.append(ClusterEstimate(cluster, estimate))
+    return [estimate for row in by_gpu for estimate in row]
+
+
+def _doublings(largest: int) -> list[int]:
+    """Return 1, 2, 4, ... and the largest itself."""
+    powers = (2**exponent for exponent in range(largest.bit_length()))
+    return [*(power for power in powers if power < largest), largest]
 
 
 def end(is_any: bool, request: Request, gpus: Sequence[Gpu], *, quiet: bool) -> int:
