@@ -1,4 +1,4 @@
-"""Python's garbage collector, limited to the objects that probes make."""
+"""Python's garbage collector, limited to the objects that probes make, or off for a while."""
 
 from __future__ import annotations
 
@@ -24,3 +24,18 @@ def older_objects_spared() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+@contextlib.contextmanager
+def collector_off() -> Iterator[None]:
+    """Collect no garbage in the block.
+
+    Imports leave little, and are a quarter faster. Traces free their memory in the same order.
+    """
+    is_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_on:
+            gc.enable()

@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import gc
 import io
 import json
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from batchfinder.errors import BatchFinderError, UserCodeError
 from batchfinder.probing.attempt import error_to_dict
+from batchfinder.probing.devices.collector import collector_off
 from batchfinder.training.user_traceback import error_line, user_traceback
 
 if TYPE_CHECKING:
@@ -108,21 +108,11 @@ def main() -> None:
     order = line.next_order()
     # Imported only now, because it takes seconds to import PyTorch. The line already notices if the
     # parent ends meanwhile.
-    with quick_imports():
+    with collector_off():
         import batchfinder.training.loading  # noqa: F401 - for it
         from batchfinder.probing.workers.fork_server import serve_in_forks
 
     serve_in_forks(line, order)
-
-
-@contextlib.contextmanager
-def quick_imports() -> Iterator[None]:
-    """Collect no garbage in the block: imports leave little, and are a quarter faster."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def serve_fork(setup: TrainingSetup | None) -> None:

@@ -7,7 +7,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from batchfinder.errors import WorkerDiedError, WorkerGarbledError, WorkerReleasedError
-from batchfinder.probing.workers.child import Line, quick_imports, serve_fork
+from batchfinder.probing.devices.collector import collector_off
+from batchfinder.probing.workers.child import Line, serve_fork
 from batchfinder.probing.workers.fork import ForkedProcess, obstacle_to_forks
 from batchfinder.probing.workers.process import WorkerProcess
 from batchfinder.probing.workers.source import load_from
@@ -22,7 +23,7 @@ def serve_in_forks(line: Line, order: dict[str, Any]) -> None:
     if not order["group"]:  # else each worker joins its group first, since the target may use it
         setup, warnings = line.or_tell(lambda: load_from(order["source"]))
     # Imported late, because that takes seconds: mistakes in the target are reported before.
-    with quick_imports():
+    with collector_off():
         from batchfinder.probing.workers.serving import serve, spare_what_is_loaded
     if not obstacle_to_forks():
         spare_what_is_loaded()

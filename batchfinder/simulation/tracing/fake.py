@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import gc
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from batchfinder.errors import StepError
+from batchfinder.probing.devices.collector import collector_off
 from batchfinder.simulation.kernels.attention import ComputeCapability, attention_kernel
 from batchfinder.simulation.kernels.packing import PACKING
 from batchfinder.simulation.kernels.recurrent import RECURRENT
@@ -103,7 +103,7 @@ def fake_cuda(
         # A fallback would run the real kernel on tensors of the full size.
         mode = SimulatedMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         stack.enter_context(mode)
-        stack.enter_context(_steady_garbage())
+        stack.enter_context(collector_off())
         # PyTorch logs a traceback for each error that it also raises.
         logger = logging.getLogger("torch._subclasses.fake_tensor")
         stack.enter_context(replaced(logger, disabled=True))
@@ -146,18 +146,6 @@ def _scalars_listed() -> AbstractContextManager[Any]:
         return function
 
     return replaced(torch, tensor=listing(make), as_tensor=listing(torch.as_tensor))
-
-
-@contextmanager
-def _steady_garbage() -> Iterator[None]:
-    """Disable the garbage collector, so that every trace frees memory in the same order."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def fake_copy(
