@@ -180,21 +180,14 @@ def worker_prober(
     Raises:
         BatchFinderError: the target cannot be loaded, or the device is unavailable.
     """
+    launch = partial(WorkerProcess, show_output)
+    worker = partial(ProcessWorker, launch, source, probe_timeout_seconds=probe_timeout_seconds)
     if options.strategy is None:
         check_target(source.target)
-        worker = ProcessWorker(
-            lambda: WorkerProcess(show_output), source, probe_timeout_seconds=probe_timeout_seconds
-        )
-        return Supervisor(worker, options, estimate)
+        return Supervisor(worker(), options, estimate)
     # Imported late: the parent of a single worker does not need torch.
     from batchfinder.probing.ranks.meeting import open_meeting
-    from batchfinder.probing.ranks.prober import RankProber
+    from batchfinder.probing.ranks.prober import RankProber, times_of_ranks
 
-    return RankProber(
-        source,
-        options,
-        open_meeting(),
-        probe_timeout_seconds=probe_timeout_seconds,
-        show_output=show_output,
-        estimate=estimate,
-    )
+    of_rank = worker(step_times=times_of_ranks())
+    return RankProber(of_rank, source, options, open_meeting(), estimate)

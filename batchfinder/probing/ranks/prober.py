@@ -32,7 +32,6 @@ from batchfinder.probing.ranks.consensus import RankedProber
 from batchfinder.probing.ranks.meeting import Meeting
 from batchfinder.probing.workers.group import GroupInvitation, accelerator_number
 from batchfinder.probing.workers.hung import StepTimes
-from batchfinder.probing.workers.process import WorkerProcess
 from batchfinder.probing.workers.process_worker import ProcessWorker
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.probing.workers.supervisor import Supervisor
@@ -60,11 +59,12 @@ class RankProber(RankedProber, Supervisor):
     Every rank runs the same search on the same probes, so all ranks get the same answer.
 
     Args:
+        worker: tries the sizes of this rank.
         source: the source from which the workers load the setup.
         options: the options of the search, with a strategy. On the CPU, the ranks of a machine
             share the memory limit. The limit may differ between ranks.
         meeting: the meeting of the ranks.
-        probe_timeout_seconds, show_output, estimate: as for a single worker.
+        estimate: the estimate to make during the steps; None for no estimate.
 
     Raises:
         RankError: the ranks ask for different things, or a rank did not arrive.
@@ -73,15 +73,13 @@ class RankProber(RankedProber, Supervisor):
 
     def __init__(
         self,
+        worker: ProcessWorker,
         source: SetupSource,
         options: ProbeOptions,
         meeting: Meeting,
-        *,
-        probe_timeout_seconds: float | None = None,
-        show_output: bool = False,
         estimate: EstimateOrder | None = None,
     ) -> None:
-        self.meeting = meeting
+        self.meeting, self._rank_worker = meeting, worker
         self._groups = count()
         self._store: TCPStore | None = None
         try:
@@ -92,15 +90,7 @@ class RankProber(RankedProber, Supervisor):
         except BaseException:
             meeting.leave("it has ended there")
             raise
-        self._rank_worker = ProcessWorker(
-            lambda: WorkerProcess(show_output),
-            source,
-            probe_timeout_seconds=probe_timeout_seconds,
-            step_times=StepTimes(
-                FIRST_STEP_SECONDS, factor=1, margin_seconds=HANG_SECONDS, least_seconds=0
-            ),
-        )
-        super().__init__(self._rank_worker, options, estimate)
+        super().__init__(worker, options, estimate)
 
     def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
         return self._probe(batch_size, confirm)
@@ -170,6 +160,11 @@ class RankProber(RankedProber, Supervisor):
         _, address, port = said[0]
         is_one_machine = {one for one, *_ in said} == {host}
         return "localhost" if is_one_machine else address, port
+
+
+def times_of_ranks() -> StepTimes:
+    """Return the times after which the step of a rank counts as hung, before any has run."""
+    return StepTimes(FIRST_STEP_SECONDS, factor=1, margin_seconds=HANG_SECONDS, least_seconds=0)
 
 
 def _patience(meeting: Meeting) -> Callable[[], bool]:

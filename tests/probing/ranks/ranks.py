@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +16,9 @@ from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-define
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.ranks.job import Job
 from batchfinder.probing.ranks.meeting import Meeting
-from batchfinder.probing.ranks.prober import RankProber
+from batchfinder.probing.ranks.prober import RankProber, times_of_ranks
+from batchfinder.probing.workers.process import WorkerProcess
+from batchfinder.probing.workers.process_worker import ProcessWorker
 from batchfinder.probing.workers.source import SetupSource
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.search.bounds import Bounds
@@ -59,7 +62,9 @@ def on_each(actions: Sequence[Callable[[], Answer]]) -> list[Answer | Exception]
 def prober(
     meeting: Meeting, source: SetupSource, options: ProbeOptions, **settings: Any
 ) -> Iterator[RankProber]:
-    ours = RankProber(source, options, meeting, **settings)
+    launch = partial(WorkerProcess, False)
+    worker = ProcessWorker(launch, source, step_times=times_of_ranks(), **settings)
+    ours = RankProber(worker, source, options, meeting)
     try:
         yield ours
     finally:
