@@ -183,7 +183,11 @@ def find_max_batch(
     )
     if deadline is not None and options.strategy is not None:
         raise UsageError("time_limit is for a single process: the clocks of ranks differ")
-    estimate = partial(_estimate_here, setup, options)
+    estimate = None
+    if start_from_estimate:  # slow to import, and seldom needed
+        from batchfinder.simulation.starting_estimate import starting_estimate
+
+        estimate = partial(starting_estimate, setup, options)
     with closing(choose_prober(setup, options)) as prober:
         try:
             result = run_search(
@@ -193,9 +197,7 @@ def find_max_batch(
                 measures_throughput=throughput,
                 prices=prices_for(prober),
                 deadline=deadline,
-                head_start=head_start_of(
-                    prober, confirm_steps, estimate if start_from_estimate else None
-                ),
+                head_start=head_start_of(prober, confirm_steps, estimate),
             )
             result = replace(
                 result,
@@ -212,15 +214,6 @@ def find_max_batch(
             raise error.with_traceback(None) from error.__cause__
     warn_of(result.warnings)
     return result
-
-
-def _estimate_here(
-    setup: TrainingSetup, options: ProbeOptions, device: str, budget_bytes: int, bounds: Bounds
-) -> tuple[int | None, list[str]]:
-    # Slow to import, and seldom needed.
-    from batchfinder.simulation.starting_estimate import starting_estimate
-
-    return starting_estimate(setup, options, device, budget_bytes, bounds)
 
 
 def _rate_of(loader: Any) -> float:

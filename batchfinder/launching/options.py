@@ -114,10 +114,7 @@ def make_order(
     """
     from batchfinder.probing.devices.oom_table import TABLE, Tier  # late: it imports torch
 
-    patterns: dict[Tier, list[str]] = {tier: [] for tier in Tier}
-    for row in TABLE:
-        if row.pattern and row.types:
-            patterns[row.tier].append(row.pattern)
+    rows = [row for row in TABLE if row.pattern and row.types]
     return {
         "is_only_watched": False,
         "limit_bytes": options.memory_limit,
@@ -125,6 +122,6 @@ def make_order(
         "cpu_budget_bytes": cpu_budget_bytes,
         "cuda_budget_bytes": cuda_budget_bytes,
         "counts_passes": options.mode != "train",
-        "certain": patterns[Tier.CERTAIN],
-        "doubtful": patterns[Tier.PROBABLE],
+        "certain": [row.pattern for row in rows if row.tier is Tier.CERTAIN],
+        "doubtful": [row.pattern for row in rows if row.tier is Tier.PROBABLE],
     }
