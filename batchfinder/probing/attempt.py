@@ -103,22 +103,19 @@ class Attempt:
         )
 
 
-def error_to_dict(error: BatchFinderError) -> dict[str, str]:
+def error_to_dict(error: BatchFinderError) -> dict[str, Any]:
     """Return one of batchfinder's errors as plain data, ready for JSON."""
-    return {
-        "kind": type(error).__name__,
-        "message": str(error),
-        "traceback": getattr(error, "user_traceback", ""),
-    }
+    return {"kind": type(error).__name__, "message": str(error), "facts": vars(error)}
 
 
-def error_from_dict(data: Mapping[str, str]) -> BatchFinderError:
+def error_from_dict(data: Mapping[str, Any]) -> BatchFinderError:
     """Return the error from the data of :func:`error_to_dict`."""
     if data["kind"] == UserCodeError.__name__:
-        return UserCodeError(data["message"], data["traceback"])
+        return UserCodeError(data["message"], data["facts"]["user_traceback"])
     kind = getattr(errors, data["kind"], WorkerError)
     # Without its constructor, which may make the message from other arguments.
     error: BatchFinderError = kind.__new__(kind, data["message"])
+    vars(error).update(data["facts"])
     return error
 
 

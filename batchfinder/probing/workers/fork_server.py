@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from batchfinder.errors import WorkerDiedError, WorkerGarbledError, WorkerReleasedError
+from batchfinder.probing.attempt import error_to_dict
 from batchfinder.probing.devices.collector import collector_off
 from batchfinder.probing.workers.child import Line, serve_fork
 from batchfinder.probing.workers.fork import ForkedProcess, obstacle_to_forks
@@ -63,10 +64,8 @@ class _Host:
                 line.pass_on(answer)
         except WorkerReleasedError:
             return
-        except WorkerDiedError as end:
-            line.answer("died", exit_status=end.exit_status, output=end.output)
-        except WorkerGarbledError as end:
-            line.answer("garbled", text=end.text)
+        except (WorkerDiedError, WorkerGarbledError) as end:
+            line.answer("error", **error_to_dict(end))
         else:
             if answer["answer"] == "ready":
                 answer["warnings"] = [*self._warnings, *answer["warnings"]]

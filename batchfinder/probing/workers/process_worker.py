@@ -190,20 +190,11 @@ class ProcessWorker(Worker):
                 if until_estimate:
                     return answer
             elif answer["to"] == self._ordered and not until_estimate:
-                return _checked(answer)
+                if answer["answer"] == "error":
+                    raise error_from_dict(answer)
+                return answer
 
     def _patience(self, batch_size: int, started: float) -> float:
         if self._timeout_seconds is not None:
             return max(0.0, started + self._timeout_seconds - time.monotonic())
         return self._step_times.patience_seconds(batch_size, self._is_new)
-
-
-def _checked(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer, or raise the error in it."""
-    if answer["answer"] == "died":
-        raise WorkerDiedError(answer["exit_status"], answer["output"])
-    if answer["answer"] == "garbled":
-        raise WorkerGarbledError(answer["text"])
-    if answer["answer"] == "error":
-        raise error_from_dict(answer)
-    return answer
