@@ -70,8 +70,7 @@ class OtherAccelerator(Device):
             self._limit(before, *self._where)
 
     def held_bytes(self) -> int:
-        read = self._function("memory_allocated", "current_allocated_memory")
-        return int(read(*self._where)) if read else 0
+        return self._read("memory_allocated", "current_allocated_memory")
 
     def reset_peaks(self) -> None:
         if reset := self._function("reset_peak_memory_stats"):
@@ -80,13 +79,9 @@ class OtherAccelerator(Device):
     def peaks(self) -> Peaks:
         self._module.synchronize(*self._where)
         # MPS has no high-water mark. Use what the driver holds at the end of the phase.
-        held = self._function("driver_allocated_memory", "memory_reserved", "memory_allocated")
-        allocated = self._function("max_memory_allocated") or held
-        reserved = self._function("max_memory_reserved") or held
-        return Peaks(
-            int(allocated(*self._where)) if allocated else 0,
-            int(reserved(*self._where)) if reserved else 0,
-        )
+        held = "driver_allocated_memory", "memory_reserved", "memory_allocated"
+        allocated = self._read("max_memory_allocated", *held)
+        return Peaks(allocated, self._read("max_memory_reserved", *held))
 
     def release_cache(self) -> None:
         if empty := self._function("empty_cache"):
@@ -99,6 +94,11 @@ class OtherAccelerator(Device):
         if self.torch_device.type == "mps":
             return float(os.environ.get(MPS_FRACTION_VARIABLE) or MPS_FRACTION)
         return 1.0
+
+    def _read(self, *names: str) -> int:
+        """Return the bytes that the first of some functions tells; 0 if there is none."""
+        read = self._function(*names)
+        return int(read(*self._where)) if read else 0
 
     def _function(self, *names: str) -> Callable[..., Any] | None:
         return next((getattr(self._module, n) for n in names if hasattr(self._module, n)), None)
