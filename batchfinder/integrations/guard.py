@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from batchfinder.errors import BatchFinderWarning, DeviceError, UsageError
 from batchfinder.integrations.changed_buffers import ChangedBuffers
-from batchfinder.integrations.ranks import average_gradients, least_of_ranks, ranks, unsynchronized
+from batchfinder.integrations.ranks import average_gradients, least_of_ranks, unsynchronized
 from batchfinder.integrations.split_batch import examples_in, split_batch
 from batchfinder.integrations.token_mean import tokens_in
 from batchfinder.integrations.whole_update import refuse_updates_in_backward, update
@@ -25,7 +25,7 @@ from batchfinder.probing.devices.oom import classify
 from batchfinder.probing.devices.oom_table import Tier
 from batchfinder.probing.too_small import needs_more_than_one_sample
 from batchfinder.training.optimizer import parameters_of
-from batchfinder.training.parallel import waits_within_passes
+from batchfinder.training.parallel import ranks, waits_within_passes
 from batchfinder.training.sample import move_batch, unclear_parts
 from batchfinder.training.setup import LossFunction, TrainingSetup
 from batchfinder.training.source import PlainLoop, checked_loss

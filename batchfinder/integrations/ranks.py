@@ -13,15 +13,11 @@ from torch import nn
 from torch.nn import Parameter
 
 from batchfinder.errors import RankError
+from batchfinder.training.parallel import ranks
 
 # Ranks that train together are within a step of each other. A rank that has not ended its call this
 # many seconds after another ran out of memory most likely waits for it in a collective.
 ANOTHER_SECONDS = 60.0
-
-
-def ranks() -> int:
-    """Return the number of ranks; 1 without a process group."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def unsynchronized(model: nn.Module) -> AbstractContextManager[Any]:

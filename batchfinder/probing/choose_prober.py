@@ -19,7 +19,7 @@ from batchfinder.probing.workers.process import WorkerProcess
 from batchfinder.probing.workers.process_worker import ProcessWorker
 from batchfinder.probing.workers.source import SetupSource, is_worker
 from batchfinder.probing.workers.supervisor import Supervisor
-from batchfinder.training.parallel import is_sharded, waits_within_passes
+from batchfinder.training.parallel import is_sharded, ranks, waits_within_passes
 from batchfinder.training.setup import TrainingSetup
 
 if TYPE_CHECKING:
@@ -68,12 +68,7 @@ def choose_prober(
 
 def strategy_of_this_job(model: object) -> str | None:
     """Return the strategy of the current process group for a model; None if it trains alone."""
-    if (
-        not isinstance(model, nn.Module)
-        or not dist.is_available()
-        or not dist.is_initialized()
-        or dist.get_world_size() == 1
-    ):
+    if not isinstance(model, nn.Module) or ranks() == 1:
         return None
     return "fsdp" if is_sharded(model) else "ddp"
 

@@ -22,6 +22,11 @@ from batchfinder.training.setup import DTYPES, TrainingSetup
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
+def ranks() -> int:
+    """Return the number of ranks that train together; 1 without a process group."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
 def is_wrapped(model: nn.Module) -> bool:
     """Return True if the user has already wrapped the model for data-parallel training."""
     return isinstance(model, DistributedDataParallel) or is_sharded(model)
