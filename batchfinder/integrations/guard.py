@@ -17,8 +17,7 @@ from torch.optim import Optimizer
 from batchfinder.errors import BatchFinderWarning, DeviceError, UsageError
 from batchfinder.integrations.changed_buffers import ChangedBuffers
 from batchfinder.integrations.ranks import average_gradients, least_of_ranks, unsynchronized
-from batchfinder.integrations.split_batch import examples_in, split_batch
-from batchfinder.integrations.token_mean import tokens_in
+from batchfinder.integrations.split_batch import examples_in, split_batch, tokens_in
 from batchfinder.integrations.whole_update import refuse_updates_in_backward, update
 from batchfinder.probing.devices.choose_device import choose_device
 from batchfinder.probing.devices.oom import classify

@@ -45,7 +45,9 @@ def what_to_change(
     if request.lengths:
         given["seq"] = min(request.lengths)
     if not given.get("seq"):
-        given["seq"] = _tokens(load(request.source))
+        setup = load(request.source)
+        batch = setup.make_batch(1) if setup.make_batch else setup.sample
+        given["seq"] = int(next(iter(batch.values())).shape[1])
     ladder = [*_ladder(given)]
     fitting: dict[str, bool] = {}
 
@@ -86,12 +88,6 @@ def _missing(lever: str) -> list[str]:
 
 def _as_options(levers: Mapping[str, Any]) -> str:
     return " ".join(_AS_OPTION.get(key, f"--{key} {value}") for key, value in levers.items())
-
-
-def _tokens(setup: TrainingSetup) -> int:
-    """Return the number of tokens in each example."""
-    batch = setup.make_batch(1) if setup.make_batch else setup.sample
-    return int(next(iter(batch.values())).shape[1])
 
 
 def _traces_of_one_size(
