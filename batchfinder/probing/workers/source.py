@@ -43,12 +43,6 @@ class SetupSource:
         """Return the source with more arguments for the target's function."""
         return replace(self, arguments={**self.arguments, **more})
 
-    @staticmethod
-    def arguments_in(data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments in the data of :meth:`to_dict`."""
-        arguments: dict[str, Any] = pickle.loads(bytes.fromhex(data["arguments"]))
-        return arguments
-
     def to_dict(self) -> dict[str, Any]:
         """Return the source as plain data, ready for JSON."""
         # JSON has no tuples and no sets, and turns keys into text.
@@ -80,7 +74,8 @@ def load_from(source: Mapping[str, Any]) -> tuple[TrainingSetup, list[str]]:
 
     mark_as_worker()
     with _noting_files():
-        return load_setup(**{**source, "arguments": SetupSource.arguments_in(source)})
+        arguments = pickle.loads(bytes.fromhex(source["arguments"]))
+        return load_setup(**{**source, "arguments": arguments})
 
 
 @contextmanager
