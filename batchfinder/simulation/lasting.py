@@ -162,7 +162,7 @@ def bytes_to_last(variant: Recording, settings: AllocatorSettings) -> int:
 
     With these bytes, the allocator never flushes its cache.
     """
-    allocator = allocator_of(None, settings)
+    allocator = allocator_of(math.inf, settings)
     for _ in Replay(variant, allocator).steps(max(LASTING_STEPS, len(variant.steps))):
         pass
     return allocator.reserved_bytes  # which without a limit never falls

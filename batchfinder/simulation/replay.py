@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -62,7 +61,7 @@ def replay(
     blocks: list[Block | None] = [None] * len(sizes)
     peaks: dict[Stage, int] = {}
 
-    def run(parts: Iterable[tuple[int, int, Stage]]) -> int:
+    def run(parts: Iterable[tuple[int, int, Stage]]) -> float:
         for start, end, stage in parts:
             missing_bytes = _serve(trace, trace.events[start:end], sizes, blocks, allocator)
             peaks[stage] = max(allocator.peak_allocated_bytes, peaks.get(stage, 0))
@@ -95,11 +94,9 @@ def replay(
 
 
 def _room(
-    trace: GeneralTrace, batch_size: int, allocator: CachingAllocator, missing_bytes: int
+    trace: GeneralTrace, batch_size: int, allocator: CachingAllocator, missing_bytes: float
 ) -> float:
     capacity = allocator.capacity_bytes
-    if capacity is None:
-        return math.inf
     left = -missing_bytes if missing_bytes else max(0, capacity - allocator.peak_reserved_bytes)
     growth = trace.highest_at(batch_size, list(Stage)).growth_at(batch_size)
     # If only one size was traced, assume memory proportional to it.
@@ -112,7 +109,7 @@ def _serve(
     sizes: list[int],
     blocks: list[Block | None],
     allocator: CachingAllocator,
-) -> int:
+) -> float:
     """Replay some events; return the bytes missing for the last one, or 0."""
     malloc, free = allocator.malloc, allocator.free
     for event in events:

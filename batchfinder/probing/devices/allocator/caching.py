@@ -10,6 +10,7 @@ management (https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-manageme
 
 from __future__ import annotations
 
+import math
 import os
 from bisect import bisect_left, insort
 from collections import defaultdict
@@ -41,7 +42,7 @@ class DeviceFullError(Exception):
         missing_bytes: the bytes that the device lacks for this request.
     """
 
-    def __init__(self, missing_bytes: int) -> None:
+    def __init__(self, missing_bytes: float) -> None:
         super().__init__(f"{missing_bytes} bytes are missing")
         self.missing_bytes = missing_bytes
 
@@ -90,7 +91,7 @@ class CachingAllocator:
 
     Args:
         capacity_bytes: the most bytes that it may reserve, as set by
-            ``torch.cuda.set_per_process_memory_fraction``; None for no limit.
+            ``torch.cuda.set_per_process_memory_fraction``.
         settings: the user's settings. ``expandable_segments`` needs
             :class:`~batchfinder.probing.devices.allocator.expandable.ExpandableAllocator`.
 
@@ -113,7 +114,7 @@ class CachingAllocator:
     """
 
     def __init__(
-        self, capacity_bytes: int | None = None, settings: AllocatorSettings | None = None
+        self, capacity_bytes: float = math.inf, settings: AllocatorSettings | None = None
     ) -> None:
         self.capacity_bytes = capacity_bytes
         self.allocated_bytes = self.peak_allocated_bytes = 0
@@ -246,10 +247,8 @@ class CachingAllocator:
         self._segments[address] = segment
         return make_block(address, segment)
 
-    def _missing(self, size: int) -> int:
+    def _missing(self, size: int) -> float:
         """Return the bytes missing to reserve a size; 0 or less if it fits."""
-        if self.capacity_bytes is None:
-            return 0
         return self.reserved_bytes + size - self.capacity_bytes
 
     def _reserve(self, size: int) -> None:

@@ -8,6 +8,7 @@ Source: ``ExpandableSegment`` in ``c10/cuda/CUDACachingAllocator.cpp`` of PyTorc
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 
 from batchfinder.probing.devices.allocator.blocks import (
@@ -36,7 +37,7 @@ class ExpandableAllocator(CachingAllocator):
     Args:
         capacity_bytes: a request that the cache cannot serve has to fit below this as a whole,
             even if a part of it is mapped already. Memory is mapped by whole pages, so a little
-            more than this may be reserved. None for no limit.
+            more than this may be reserved.
         settings: the user's settings. ``expandable_segments`` is assumed to be True.
 
     Example:
@@ -48,7 +49,7 @@ class ExpandableAllocator(CachingAllocator):
     """
 
     def __init__(
-        self, capacity_bytes: int | None = None, settings: AllocatorSettings | None = None
+        self, capacity_bytes: float = math.inf, settings: AllocatorSettings | None = None
     ) -> None:
         super().__init__(capacity_bytes, settings)
         # The size of each hole, by its address, by pool. The last hole of a pool is its endless
@@ -135,7 +136,7 @@ class ExpandableAllocator(CachingAllocator):
         return size_of(block) if block is not None and address_of(block) == address else 0
 
 
-def allocator_of(capacity_bytes: int | None, settings: AllocatorSettings) -> CachingAllocator:
+def allocator_of(capacity_bytes: float, settings: AllocatorSettings) -> CachingAllocator:
     """Return a fresh allocator of the kind that the settings choose."""
     kind = ExpandableAllocator if settings.expandable_segments else CachingAllocator
     return kind(capacity_bytes, settings)

@@ -136,6 +136,6 @@ def test_a_group_that_accumulates_gradients_is_repeated_as_a_whole() -> None:
     steps = [[output, gradient], [~1, output, ~0, gradient]]
     steps += [[output, ~2, MIB, ~5], [output, ~4, MIB, ~7]]
     steps += [[MIB, ~8, ~3, output, ~6, gradient], [output, ~9, MIB, ~12]]
-    allocator = CachingAllocator(None, AllocatorSettings())
+    allocator = CachingAllocator()
     peaks = [peak for peak, _ in Replay(Recording([], steps), allocator).steps(30)]
     assert peaks[6:] == peaks[5:6] * 24
