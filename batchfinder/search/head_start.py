@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from batchfinder.results.probe import FORESEEN_NOTE, SHORT_LIVED_NOTE, Outcome, Probe
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.prober import Prober
+
+T = TypeVar("T")
 
 MakeEstimate: TypeAlias = Callable[[str, int, Bounds], tuple[int | None, list[str]]]
 """``estimate(device, budget_bytes, bounds)`` returns the expected size, None if it is unknown, and
@@ -55,7 +57,8 @@ class HeadStart:
             memory.
         foresee: replays the confirmation just below a size, scaled to it, where such a replay will
             decide in any case; returns True if it runs out of memory.
-        expand: guesses the largest size under expandable segments, from the answer without them.
+        expand: guesses the largest size under expandable segments, from the answer without them;
+            returns None if it is unknown or smaller.
         batch_size: the simulated estimate; None before it is made, or if there is none.
         notes: notes for the user.
         seconds: the time that guesses took, or waiting for them.
@@ -71,6 +74,11 @@ class HeadStart:
     seconds: float = 0.0
     _is_estimated: bool = False
 
+    def __post_init__(self) -> None:
+        for name in ("estimate", "replay", "lasts", "foresee", "expand"):
+            if (function := getattr(self, name)) is not None:
+                setattr(self, name, partial(self._timed, function))
+
     @property
     def replays(self) -> bool:
         """True if two small sizes have to be confirmed before the guess."""
@@ -83,41 +91,25 @@ class HeadStart:
             prober: the prober of the search.
             bounds: the sizes that it may try.
         """
-        if not self.estimate and not self.replay:
-            return None
-
-        def guess(failure: Probe | None) -> Guess | None:
-            with self._timed():
-                return self._guess(prober, bounds, failure)
-
-        return guess
+        return partial(self._guess, prober, bounds) if self.estimate or self.replay else None
 
     def foreseen(self, batch_size: int) -> Probe | None:
         """Return the failure of a confirmation that need not run; None if it has to."""
-        with self._timed():
-            is_foreseen = self.foresee(batch_size)
-        if not is_foreseen:
+        if not self.foresee(batch_size):
             return None
         return Probe(batch_size, Outcome.OOM, steps=0, seconds=0.0, note=FORESEEN_NOTE)
 
     def judged(self, probe: Probe) -> Probe:
         """Return a probe; as out of memory if it is a confirmation whose requests do not last."""
-        if not (probe.confirmed and probe.fits):
+        if not (probe.confirmed and probe.fits) or self.lasts(probe.batch_size):
             return probe
-        with self._timed():
-            is_believed = self.lasts(probe.batch_size)
-        return probe if is_believed else replace(probe, outcome=Outcome.OOM, note=SHORT_LIVED_NOTE)
+        return replace(probe, outcome=Outcome.OOM, note=SHORT_LIVED_NOTE)
 
-    def expanded(self, answer: int) -> Guess | None:
-        """Return the guess under expandable segments; None if it is unknown or smaller."""
-        with self._timed():
-            return self.expand(answer)
-
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
+    def _timed(self, function: Callable[..., T], *arguments: Any) -> T:
         started = time.monotonic()
-        yield
+        made = function(*arguments)
         self.seconds += time.monotonic() - started
+        return made
 
     def _guess(self, prober: Prober, bounds: Bounds, failure: Probe | None) -> Guess | None:
         found = self.replay(failure) if self.replay else None

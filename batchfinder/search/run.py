@@ -110,7 +110,7 @@ def run_search(
     _check(finding, deadline)
     passed_over = holes(proved.probes if proved else probes)
     bounds = (passed_over and bounds.powers_of_two()) or bounds
-    expanded = head_start.expanded if prober.may_expand else None
+    expanded = head_start.expand if prober.may_expand else None
     of_the_finding = warnings_about(finding, prober, bounds, expanded=expanded)
     warnings = [
         *head_start.notes,
