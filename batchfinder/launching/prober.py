@@ -250,7 +250,7 @@ class LaunchProber:
             if self.room:
                 self.budget_bytes = with_room(self.budget_bytes)
                 verdict = verdict.within(self.budget_bytes)
-            self._warnings["lengths"] = lengths_warning(self.room)
+            self._warnings["lengths"] = lengths_warning(self.room, self.template.environment)
         probe = verdict.probe
         if probe.fits:
             self._warnings.pop("validation", None)

@@ -6,6 +6,7 @@ import enum
 import math
 from collections.abc import Iterable, Sequence
 
+from batchfinder.search.remarks import WITHOUT_HOLES, may_leave_holes
 from batchfinder.units import count
 
 # Where no dimension is the batch size, as where examples are packed into one row, or go through the
@@ -13,12 +14,19 @@ from batchfinder.units import count
 GROWS = 0.7
 
 
-def lengths_warning(room: float) -> str:
-    """Return the warning that batches differ in length, with the share of memory kept free."""
+def lengths_warning(room: float, environment: Iterable[str]) -> str:
+    """Return the warning that batches differ in length.
+
+    Args:
+        room: the share of the memory kept free for them; 0 on the CPU.
+        environment: the names of variables that the script gets beside this process's.
+    """
     kept = f", so a further {room:.0%} of the memory stays free for other orders of them"
+    holes = f". New lengths leave holes in the heap. {WITHOUT_HOLES}"
     return (
         f"the batches of the script differ in length{kept if room else ''}. A batch longer than "
-        "those of the steps that ran may still run out. Try a sampler that yields the longest first"
+        "those of the steps that ran may still run out. Try a sampler that yields the longest "
+        f"first{holes if not room and may_leave_holes(environment) else ''}"
     )
 
 

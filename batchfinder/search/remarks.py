@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from batchfinder.results.probe import (
     FORESEEN_NOTE,
@@ -33,7 +33,10 @@ FULL, CONTEXT_BYTES = 0.01, 512 * MIB
 # glibc then maps tensors of 1 MiB or more separately, without holes. Huge pages save some of the
 # cost (https://sourceware.org/glibc/manual/latest/html_node/Memory-Allocation-Tunables.html;
 # measured in scripts/results/search_cpu_mapped.json).
-WITHOUT_HOLES = "glibc.malloc.mmap_threshold=1048576:glibc.malloc.hugetlb=1"
+WITHOUT_HOLES = (
+    "Larger batches, but slower steps: set this for the search and for training: "
+    "GLIBC_TUNABLES=glibc.malloc.mmap_threshold=1048576:glibc.malloc.hugetlb=1"
+)
 
 # A setting of the allocator, named where a size that failed would fit under it, and the lower end
 # of the guess is this many of its deviations above the answer. What was told was within 1 % of a
@@ -144,12 +147,11 @@ def notes_about(finding: Finding, prober: Prober, bounds: Bounds) -> Iterator[st
             )
     leaks = LEAK_WARNING in prober.warnings
     # If the tensors themselves were too large, the first step would have failed.
-    if finding.failure.steps > 1 and not leaks and _may_leave_the_heap(prober):
+    if finding.failure.steps > 1 and not leaks and prober.device == "cpu" and may_leave_holes():
         yield (
             "tensors leave holes in the heap, so memory varies from step to step. Those above "
             f"32 MiB leave none, so a size well above {failure} may train too: try it as the "
-            "smallest size. Larger batches, but slower steps: set this for the search and for "
-            f"training: GLIBC_TUNABLES={WITHOUT_HOLES}"
+            f"smallest size. {WITHOUT_HOLES}"
         )
 
 
@@ -175,14 +177,14 @@ def _crowded(answer: Probe, prober: Prober) -> int | None:
     return free if outside and free < FULL * capacity < headroom / 2 else None
 
 
-def _may_leave_the_heap(prober: Prober) -> bool:
-    """Return True if glibc allocates the tensors, with settings that the user has not changed."""
-    environment = ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "LD_PRELOAD")
-    return (
-        prober.device == "cpu"
-        and platform.libc_ver()[0] == "glibc"
-        and not any(os.environ.get(name) for name in environment)
-    )
+def may_leave_holes(environment: Iterable[str] = ()) -> bool:
+    """Return True if glibc allocates the CPU's tensors, with settings that nobody has changed.
+
+    Args:
+        environment: the names of variables that a script gets beside those of this process.
+    """
+    names = {"GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "LD_PRELOAD"}
+    return platform.libc_ver()[0] == "glibc" and names.isdisjoint([*os.environ, *environment])
 
 
 def loader_remarks(loader_rate: float, throughput: Throughput) -> list[str]:

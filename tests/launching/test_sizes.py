@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from batchfinder.launching.sizes import Honored, SizesSeen, lengths_in, remark_on
+from batchfinder.launching.sizes import (
+    Honored,
+    SizesSeen,
+    lengths_in,
+    lengths_warning,
+    remark_on,
+)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +71,27 @@ def test_multiples_of_the_ranks_are_advised_unless_the_sizes_are_such(
     text = remark_on(Honored.DIVIDED, 64, 32, ranks=2, multiple_of=multiple_of)
     assert text.startswith("the script divides the batch size by its 2 ranks: each had 32 examples")
     assert ("--multiple-of 2" in text) is advises
+
+
+@pytest.mark.parametrize(
+    ("room", "outside", "inside", "is_named"),
+    [
+        (0.0, "", "", True),
+        (0.0, "MALLOC_MMAP_THRESHOLD_", "", False),
+        (0.0, "", "GLIBC_TUNABLES", False),
+        (0.05, "", "", False),  # a GPU has no heap
+    ],
+)
+def test_where_lengths_differ_on_the_cpu_a_setting_against_holes_in_the_heap_is_named(
+    room: float, outside: str, inside: str, is_named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "LD_PRELOAD"):
+        monkeypatch.delenv(name, raising=False)
+    if outside:
+        monkeypatch.setenv(outside, "1048576")
+    text = lengths_warning(room, {inside: "1"})
+    assert ("GLIBC_TUNABLES=" in text) is is_named
+    assert ("a further 5% of the memory stays free" in text) is bool(room)
 
 
 def test_a_smaller_last_batch_has_the_same_lengths() -> None:
