@@ -108,8 +108,17 @@ class EpochEnd:
         """Return how a note about running out of memory begins; "" for a training step."""
         return IN_VALIDATION if self.has_begun and not failure["has_gradients"] else ""
 
-    def remark(self, budget_bytes: int) -> str:
-        """Return what the user should know; "" if there is nothing."""
+    def remark(self, budget_bytes: int, error: str) -> str:
+        """Return what the user should know; "" if there is nothing.
+
+        ``error`` is what ended the script; "" if nothing did.
+        """
+        if error and self.has_begun and "StopIteration" not in error:  # as the hook raises itself
+            return (
+                "after its steps, in an epoch that batchfinder had ended early, the script failed: "
+                f"{error}. What follows was not seen. Unless it needs more batches than that, "
+                "your training fails there too. Try the command by itself for a short epoch"
+            )
         if not self.has_validated:
             # The parameters count twice here, so what fits does so with the optimizer's states too.
             is_close = self._early_peak_bytes + self._held_bytes > budget_bytes

@@ -195,7 +195,7 @@ class Record:
         """Return what to warn of after a launch that fits, by kind."""
         leaks = any(trainer.leaks for trainer in self.trainers.values())
         found = {
-            "validation": self.epoch_end.remark(budget_bytes),
+            "validation": self.epoch_end.remark(budget_bytes, (self.raised or {}).get("error", "")),
             "leak": LEAK_WARNING if leaks else "",
             "anew": ANEW if self.epoch_end.trains_anew else "",
         }

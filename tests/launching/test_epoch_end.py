@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from batchfinder.launching.epoch_end import EpochEnd
+from batchfinder.launching.record import Record
 
 MIB = 1024**2
 
@@ -34,7 +35,7 @@ def test_without_a_validation_it_is_over_after_three_steps() -> None:
     assert not end.is_over(1)
     end.add(step_after())
     assert end.is_over(1)
-    assert end.remark(MIB) == ""
+    assert end.remark(MIB, "") == ""
 
 
 def test_what_follows_the_steps_counts_in_the_peaks_of_the_launch() -> None:
@@ -54,15 +55,30 @@ def test_it_is_over_before_a_file_is_written() -> None:
     assert end.is_over(2)
 
 
+@pytest.mark.parametrize(
+    ("has_begun", "error", "warns"),
+    [
+        (True, "KeyError: 'labels'", True),
+        (False, "KeyError: 'labels'", False),  # the launch failed, and its verdict says why
+        (True, "StopIteration", False),  # that the hook raised, in a loop of `next(batches)`
+    ],
+)
+def test_an_error_after_the_steps_is_named(has_begun: bool, error: str, warns: bool) -> None:
+    record = Record(8, steps=3, headroom=0.05, cpu_budget_bytes=None)
+    record.epoch_end.has_begun = has_begun
+    record.add({"event": "raised", "pid": 1, "error": error, "traceback": "", "has_optimizer": 1})
+    assert any(f"failed: {error}" in text for text in record.remarks(MIB).values()) is warns
+
+
 @pytest.mark.parametrize(("unused", "warns"), [(1, True), (0, False)])
 def test_a_validation_that_did_not_come_in_time_is_named(unused: int, warns: bool) -> None:
     end = EpochEnd()
     end.add({"event": "epoch_ended", "pid": 1, "unused_loaders": 1})
     held = {"given": 0, "held": MIB, "batches": 9}
     end.add({"event": "batch_after", "pid": 1, "unused_loaders": unused, **held})
-    assert end.remark(MIB)
+    assert end.remark(MIB, "")
     end.add({**step_after(), "unused_loaders": unused})
-    assert bool(end.remark(MIB)) is warns
+    assert bool(end.remark(MIB, "")) is warns
 
 
 @pytest.mark.parametrize(("batches", "warns"), [(100, True), (50, False), (None, False)])
@@ -76,7 +92,9 @@ def test_a_validation_that_keeps_its_outputs_is_said_to_outgrow_the_device(
         end.add(
             {"event": "batch_after", "pid": 1, "given": given, "held": held, "batches": batches}
         )
-    assert end.remark(80 * MIB).startswith("each batch of the validation leaves 1.0 MiB") is warns
+    assert (
+        end.remark(80 * MIB, "").startswith("each batch of the validation leaves 1.0 MiB") is warns
+    )
 
 
 def test_memory_that_does_not_grow_each_time_is_no_warning() -> None:
@@ -85,7 +103,7 @@ def test_memory_that_does_not_grow_each_time_is_no_warning() -> None:
     for given, held in enumerate((10, 30, 30, 40)):
         report = {"event": "batch_after", "pid": 1, "given": given, "held": held * MIB}
         end.add({**report, "batches": 10**6})
-    assert end.remark(80 * MIB) == ""
+    assert end.remark(80 * MIB, "") == ""
 
 
 @pytest.mark.parametrize(("budget_bytes", "warns"), [(4 * MIB, False), (2 * MIB, True)])
@@ -95,4 +113,4 @@ def test_a_model_evaluated_before_its_first_step_must_fit_beside_the_states(
     end = EpochEnd()
     end.add({**validated(), "has_trained": False, "is_after": False, "allocated": 2 * MIB})
     end.add(step_after())
-    assert end.remark(budget_bytes).startswith("the script seems to have a validation") is warns
+    assert end.remark(budget_bytes, "").startswith("the script seems to have a validation") is warns
