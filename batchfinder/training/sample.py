@@ -248,7 +248,7 @@ def common_size(sample: Any, batch_dim: int) -> int:
         raise SampleError(
             f"the sample, of type {type(sample).__name__}, holds no tensors; give a batch as your "
             "DataLoader yields it. Try next(iter(loader)), torch.from_numpy for an array, "
-            "make_batch= for a function, or the loader itself: loader= in Python, "
+            "make_batch= for a function, or the loader itself, as for graphs: loader= in Python, "
             "--loader FILE.py:FUNCTION"
         )
     sizes = Counter(size for _, x in tensors if (size := size_at(x, batch_dim)) is not None)
