@@ -115,9 +115,8 @@ class EpochEnd:
         """
         if error and self.has_begun and "StopIteration" not in error:  # as the hook raises itself
             return (
-                "after its steps, in an epoch that batchfinder had ended early, the script failed: "
-                f"{error}. What follows was not seen. Unless it needs more batches than that, "
-                "your training fails there too. Try the command by itself for a short epoch"
+                "after its steps, in an epoch that batchfinder ended early, the script failed: "
+                f"{error}. What follows was not seen. Check that a full epoch does not fail so"
             )
         if not self.has_validated:
             # The parameters count twice here, so what fits does so with the optimizer's states too.
