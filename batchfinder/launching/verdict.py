@@ -19,8 +19,8 @@ from batchfinder.results.probe import VARIED_NOTE, Outcome, Probe
 _KILLED = re.compile(r"exitcode *: -9\b|terminated with signal SIGKILL")
 _SIGKILL = -9
 
-# What says that one example is too few: a layer, and TRL's KTOTrainer.
-_TOO_FEW = (NEEDS_MORE_THAN_ONE, "batch size must be > 1")
+# What says that one example is too few: a layer, TRL's KTOTrainer, and Stable-Baselines3's PPO.
+_TOO_FEW = (NEEDS_MORE_THAN_ONE, "batch size must be > 1", "`batch_size` must be greater than 1")
 
 # A script that raises in training with one example runs with as many as this, if the number is the
 # reason: the five best of its predictions, or examples beside each other, need more than one.

@@ -25,6 +25,7 @@ from batchfinder.units import GIB
     [
         ("ValueError: Expected more than 1 value per channel when training, got [1, 8]", True),
         ("ValueError: Actual (not effective) batch size must be > 1.", True),
+        ("AssertionError: `batch_size` must be greater than 1. See ...", True),
         ("ValueError: batch size must be < 1000", False),
     ],
 )
