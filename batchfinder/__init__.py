@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from batchfinder.estimator import estimate_max_batch as estimate_max_batch
     from batchfinder.estimator import estimate_peak_memory as estimate_peak_memory
     from batchfinder.finder import find_max_batch as find_max_batch
-    from batchfinder.integrations.guard import OOMGuard as OOMGuard
+    from batchfinder.integrations.oom_guard import OOMGuard as OOMGuard
     from batchfinder.integrations.transformers import set_max_batch as set_max_batch
     from batchfinder.integrations.watch import watch_memory as watch_memory
     from batchfinder.results.accumulation import AccumulationPlan as AccumulationPlan
@@ -52,7 +52,7 @@ _MODULES = {
     "MemoryModel": "results.memory_model",
     "NextFailure": "results.result",
     "NoiseScale": "results.noise_scale",
-    "OOMGuard": "integrations.guard",
+    "OOMGuard": "integrations.oom_guard",
     "Outcome": "results.probe",
     "PeakEstimate": "simulation.estimate",
     "Phase": "results.memory_model",

@@ -26,7 +26,7 @@ from batchfinder.simulation.simulated_search import (
 )
 from batchfinder.simulation.tracing.data_parallel import Cluster
 from batchfinder.simulation.tracing.step_trace import StepTraces
-from batchfinder.training.completion import completed
+from batchfinder.training.complete_setup import completed
 from batchfinder.training.setup import (
     LossFunction,
     MakeBatch,

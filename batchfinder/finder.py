@@ -15,7 +15,7 @@ from batchfinder.search.bounds import Bounds
 from batchfinder.search.deadline import deadline_in
 from batchfinder.search.remarks import loader_remarks
 from batchfinder.search.run import OnProbe, run_search
-from batchfinder.simulation.scaled_guess import head_start_of
+from batchfinder.simulation.recordings.guess import head_start_of
 from batchfinder.units import bytes_if_given
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def find_max_batch(
     """
     # Imported late: the command line imports this module before it needs torch.
     from batchfinder.probing.choose_prober import choose_prober, strategy_of_this_job
-    from batchfinder.training.completion import completed
+    from batchfinder.training.complete_setup import completed
     from batchfinder.training.data.loader import training_loader
     from batchfinder.training.setup import setup_of
 

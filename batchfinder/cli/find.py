@@ -19,7 +19,7 @@ from batchfinder.errors import UsageError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.process import WorkerProcess
 from batchfinder.probing.workers.process_worker import ProcessWorker
-from batchfinder.probing.workers.source import SetupSource
+from batchfinder.probing.workers.setup_source import SetupSource
 from batchfinder.probing.workers.supervisor import Supervisor
 from batchfinder.probing.workers.worker import EstimateOrder
 from batchfinder.reporting.global_batch import noise_line
@@ -30,7 +30,7 @@ from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.deadline import deadline_in
 from batchfinder.search.remarks import loader_remarks
-from batchfinder.simulation.scaled_guess import head_start_of
+from batchfinder.simulation.recordings.guess import head_start_of
 from batchfinder.training.user_module import check_target
 from batchfinder.units import check_seconds, positive
 

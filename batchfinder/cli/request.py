@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from batchfinder.errors import UsageError
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.workers.source import SetupSource
+from batchfinder.probing.workers.setup_source import SetupSource
 from batchfinder.search.bounds import Bounds
 from batchfinder.training.user_module import is_language_model
 from batchfinder.units import bytes_if_given, parse_headroom

@@ -14,10 +14,10 @@ import click
 from batchfinder.cli.exiting import TERMINATED, terminated_as_ctrl_c
 from batchfinder.cli.output import live_line
 from batchfinder.errors import UsageError
-from batchfinder.launching.flushes import Flushes, counted_flushes
+from batchfinder.launching.cache_flushes import Flushes, counted_flushes
 from batchfinder.launching.launch import await_end
+from batchfinder.launching.memory_in_use import Gpus, Usage, read_usage
 from batchfinder.launching.template import not_started
-from batchfinder.launching.usage import Gpus, Usage, read_usage
 from batchfinder.units import check_seconds, format_bytes, format_seconds
 
 

@@ -18,10 +18,10 @@ from batchfinder.training.modes.evaluation import BATCHES
 from batchfinder.training.parallel import unwrapped
 from batchfinder.training.sample import common_size
 from batchfinder.training.setup import refused_call
-from batchfinder.training.source import KeptUntil, StepSource, filled_block
 from batchfinder.training.state.patching import replaced
 from batchfinder.training.state.reach import reachable
 from batchfinder.training.state.undo import contents_kept
+from batchfinder.training.step_source import KeptUntil, StepSource, filled_block
 from batchfinder.units import MIB
 
 # The blocks that stand for the results of all batches of a validation.

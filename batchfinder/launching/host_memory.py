@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterable
 
-from batchfinder.launching.usage import resident_bytes
+from batchfinder.launching.memory_in_use import resident_bytes
 from batchfinder.probing.devices.cpu import host_memory
 from batchfinder.units import format_bytes
 

@@ -73,7 +73,7 @@ def only_device(index: int, environment: Mapping[str, str]) -> dict[str, str]:
     A scheduler may have chosen these devices, so their numbers here are not those of the machine.
 
     Raises:
-        DeviceError: this process does not see so many.
+        DeviceError: this process sees fewer.
 
     Example:
         >>> only_device(1, {"CUDA_VISIBLE_DEVICES": "4,GPU-5ebe9f43"})

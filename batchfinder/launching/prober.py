@@ -11,7 +11,13 @@ from batchfinder.launching.host_memory import ADVICE, HOST
 from batchfinder.launching.launch import Launch
 from batchfinder.launching.options import RunOptions, choose_kind, cpu_memory, make_order
 from batchfinder.launching.record import Record
-from batchfinder.launching.sizes import SOME_SIZES, Honored, SizesSeen, lengths_warning, remark_on
+from batchfinder.launching.size_check import (
+    SOME_SIZES,
+    Honored,
+    SizesSeen,
+    lengths_warning,
+    remark_on,
+)
 from batchfinder.launching.start_time import StartTime
 from batchfinder.launching.template import Template, not_started
 from batchfinder.launching.verdict import Verdict, judge, limiting, quoted, refute_close
@@ -28,7 +34,7 @@ from batchfinder.search.bracket import holes
 from batchfinder.search.head_start import HeadStart
 from batchfinder.search.plan import VARIED_ROOM, Prices
 from batchfinder.search.prober import Recording
-from batchfinder.simulation.scaled_guess import head_start_of
+from batchfinder.simulation.recordings.guess import head_start_of
 
 
 class LaunchProber:

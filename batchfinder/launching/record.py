@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from batchfinder.launching.epoch_end import ANEW, EpochEnd
-from batchfinder.launching.sizes import lengths_in
+from batchfinder.launching.size_check import lengths_in
 from batchfinder.probing.devices.allocator.recorded_step import in_use_after_steps
 from batchfinder.probing.steadiness import SETTLING_STEPS, PeakWatch, left_behind
 from batchfinder.results.memory_model import Phase

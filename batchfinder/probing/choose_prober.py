@@ -17,7 +17,7 @@ from batchfinder.probing.workers.fork import ForkedProcess, obstacle_to_forks
 from batchfinder.probing.workers.here import Here
 from batchfinder.probing.workers.process import WorkerProcess
 from batchfinder.probing.workers.process_worker import ProcessWorker
-from batchfinder.probing.workers.source import SetupSource, is_worker
+from batchfinder.probing.workers.setup_source import SetupSource, is_worker
 from batchfinder.probing.workers.supervisor import Supervisor
 from batchfinder.training.parallel import is_sharded, ranks, waits_within_passes
 from batchfinder.training.setup import TrainingSetup

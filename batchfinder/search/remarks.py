@@ -178,7 +178,7 @@ def _crowded(answer: Probe, prober: Prober) -> int | None:
 
 
 def may_leave_holes(environment: Iterable[str] = ()) -> bool:
-    """Return True if glibc allocates the CPU's tensors, with settings that nobody has changed.
+    """Return True if glibc allocates the CPU's tensors, with its own settings.
 
     Args:
         environment: the names of variables that a script gets beside those of this process.

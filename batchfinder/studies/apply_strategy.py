@@ -19,7 +19,7 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.studies.checkpointing import model_kept, with_checkpointing
 from batchfinder.studies.strategies import Strategy, eight_bit_package
 from batchfinder.training.setup import MakeBatch, OptimizerSpec, TrainingSetup
-from batchfinder.training.source import own_precision
+from batchfinder.training.step_source import own_precision
 from batchfinder.training.target import accepts
 from batchfinder.training.tree import map_leaves
 

@@ -20,8 +20,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from batchfinder.errors import StepError
 from batchfinder.training.parallel import repeated_blocks
 from batchfinder.training.setup import TrainingSetup
-from batchfinder.training.source import StepSource
 from batchfinder.training.state.undo import contents_kept
+from batchfinder.training.step_source import StepSource
 
 SELECTIVE, NONE = "selective-checkpointing", "no-checkpointing"
 

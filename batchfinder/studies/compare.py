@@ -16,7 +16,7 @@ from batchfinder.studies.comparison import Comparison
 from batchfinder.studies.comparison_request import ComparisonRequest, comparisons_of
 from batchfinder.studies.estimate_strategies import estimate_strategies
 from batchfinder.studies.measure_strategies import measure_strategies
-from batchfinder.training.completion import completed
+from batchfinder.training.complete_setup import completed
 from batchfinder.training.setup import (
     LossFunction,
     MakeBatch,

@@ -18,7 +18,7 @@ from batchfinder.studies.comparison import Comparison, StrategyRow
 from batchfinder.studies.strategies import Strategy, parse_strategy, usual_strategies
 from batchfinder.training.optimizer import DEFAULT_OPTIMIZER, FUSED, find_optimizer
 from batchfinder.training.setup import DTYPES, TrainingSetup
-from batchfinder.training.source import own_precision
+from batchfinder.training.step_source import own_precision
 from batchfinder.units import positive
 
 

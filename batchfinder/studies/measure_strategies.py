@@ -11,7 +11,7 @@ from batchfinder.results.probe import peak_at
 from batchfinder.search.run import probing, run_search
 from batchfinder.simulation.explanation import explain
 from batchfinder.simulation.gpus import NO_GPU
-from batchfinder.simulation.scaled_guess import head_start_of
+from batchfinder.simulation.recordings.guess import head_start_of
 from batchfinder.simulation.tracing.step_trace import StepTraces
 from batchfinder.studies.apply_strategy import Applied, applied
 from batchfinder.studies.comparison import StrategyRow

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from batchfinder.errors import SampleError, StepError, UsageError
 from batchfinder.probing.devices.choose_device import choose_device
 from batchfinder.results.noise_scale import NoiseScale, noise_scale_of
-from batchfinder.training.completion import completed
+from batchfinder.training.complete_setup import completed
 from batchfinder.training.data.drawn import drawn_places
 from batchfinder.training.data.lengths import SEED
 from batchfinder.training.data.loader import examples_of

@@ -16,7 +16,7 @@ from batchfinder.results.result import Status
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.prober import Prober
 from batchfinder.search.run import run_search
-from batchfinder.simulation.scaled_guess import head_start_of
+from batchfinder.simulation.recordings.guess import head_start_of
 from batchfinder.studies.scaling import Scaling
 
 # How far an answer may be below a failure or the prediction, as a fraction of the size. Searches

@@ -15,7 +15,7 @@ from batchfinder.errors import warn_of
 from batchfinder.estimator import estimate_on_gpus
 from batchfinder.probing.choose_prober import choose_prober
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.workers.source import SetupSource
+from batchfinder.probing.workers.setup_source import SetupSource
 from batchfinder.results.probe import peak_at
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.run import probing
@@ -32,7 +32,7 @@ from batchfinder.studies.sweep_values import (
     note_of,
     outside_in,
 )
-from batchfinder.training.completion import completed
+from batchfinder.training.complete_setup import completed
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import MakeBatch, OptimizerSpec, TrainingSetup, setup_of
 from batchfinder.training.target import name_of, refuse_unknown_arguments

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from batchfinder.errors import SampleError
-from batchfinder.training.completion import completed
+from batchfinder.training.complete_setup import completed
 from batchfinder.training.data.input_spec import parse_input_spec
 from batchfinder.training.frameworks.language_model import described, language_model
 from batchfinder.training.setup import TrainingSetup

@@ -17,7 +17,8 @@ from batchfinder.training.optimizer import StepsMade, make_optimizer, without_cl
 from batchfinder.training.parallel import is_wrapped, parallelized, unwrapped
 from batchfinder.training.placement import homes_of, move_beside, move_to_device
 from batchfinder.training.setup import DTYPES, TrainingSetup
-from batchfinder.training.source import (
+from batchfinder.training.state.reach import reachable
+from batchfinder.training.step_source import (
     Kept,
     KeptUntil,
     OldOutput,
@@ -26,7 +27,6 @@ from batchfinder.training.source import (
     remarks_on_compiling,
     source_of,
 )
-from batchfinder.training.state.reach import reachable
 from batchfinder.training.tree import shapes_named
 
 
@@ -36,7 +36,7 @@ class TrainingStep:
     It keeps alive what training keeps alive from step to step. In a plain loop at module level,
     ``for ...: batch = to(device); output = model(batch); loss = ...``, each variable holds its old
     value until it gets a new one. Frameworks release values earlier
-    (:class:`~batchfinder.training.source.KeptUntil`).
+    (:class:`~batchfinder.training.step_source.KeptUntil`).
 
     Args:
         setup: the setup to train. Its model moves to the device and into training mode.

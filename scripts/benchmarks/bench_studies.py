@@ -52,7 +52,7 @@ from batchfinder.probing.options import ProbeOptions  # noqa: E402
 from batchfinder.results.throughput import AS_FAST, throughput_of  # noqa: E402
 from batchfinder.studies.apply_strategy import applied  # noqa: E402
 from batchfinder.studies.strategies import parse_strategy  # noqa: E402
-from batchfinder.training.completion import completed  # noqa: E402
+from batchfinder.training.complete_setup import completed  # noqa: E402
 from batchfinder.training.sample import BatchMaker  # noqa: E402
 from batchfinder.training.setup import TrainingSetup  # noqa: E402
 from batchfinder.training.step import TrainingStep  # noqa: E402

@@ -29,7 +29,7 @@ from batchfinder.probing.devices.cpu import CpuDevice
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.process import WorkerProcess
 from batchfinder.probing.workers.process_worker import ProcessWorker
-from batchfinder.probing.workers.source import SetupSource
+from batchfinder.probing.workers.setup_source import SetupSource
 from batchfinder.probing.workers.supervisor import Supervisor
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))

@@ -23,7 +23,7 @@ from batchfinder.cli.app import cli
 from batchfinder.cli.find import NOT_ACCUMULATED_WARNING
 from batchfinder.errors import BatchFinderError, UserCodeError
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.workers.source import SetupSource
+from batchfinder.probing.workers.setup_source import SetupSource
 
 TARGETS = Path(__file__).parents[1] / "targets"
 

@@ -16,8 +16,8 @@ from click.testing import CliRunner, Result
 
 from batchfinder.cli.app import cli
 from batchfinder.launching import guardian as guardian_module
-from batchfinder.launching import usage as usage_module
-from batchfinder.launching.usage import Gpus, read_usage, resident_bytes
+from batchfinder.launching import memory_in_use as usage_module
+from batchfinder.launching.memory_in_use import Gpus, read_usage, resident_bytes
 from batchfinder.units import GIB, MIB
 
 TRAINING = f"import time; held = bytearray({200 * MIB}); time.sleep(1)"

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from integrations.test_accelerate import fits_up_to
-from integrations.test_guard_ranks import on_two_ranks
+from integrations.test_oom_guard_ranks import on_two_ranks
 
 from batchfinder.errors import RankError
 from batchfinder.integrations import ranks

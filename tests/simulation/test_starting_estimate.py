@@ -15,7 +15,7 @@ from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.child import serve_fork
 from batchfinder.probing.workers.fork import ForkedProcess
 from batchfinder.probing.workers.process import WorkerProcess
-from batchfinder.probing.workers.source import SetupSource
+from batchfinder.probing.workers.setup_source import SetupSource
 from batchfinder.probing.workers.worker import EstimateOrder, Order
 from batchfinder.search.bounds import ALL_SIZES
 from batchfinder.simulation.starting_estimate import starting_estimate

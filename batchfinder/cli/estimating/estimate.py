@@ -23,7 +23,7 @@ from batchfinder.estimator import estimate_on_gpus
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings
 from batchfinder.probing.devices.oom import classify
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.workers.source import SetupSource
+from batchfinder.probing.workers.setup_source import SetupSource
 from batchfinder.reporting.estimates import (
     cluster_table,
     estimate_table,

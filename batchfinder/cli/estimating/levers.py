@@ -14,7 +14,7 @@ from batchfinder.cli.request import Request
 from batchfinder.errors import BatchFinderError, UsageError
 from batchfinder.estimator import estimate_on_gpus
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.workers.source import SetupSource
+from batchfinder.probing.workers.setup_source import SetupSource
 from batchfinder.search.bounds import Bounds
 from batchfinder.simulation.gpus import Gpu
 from batchfinder.simulation.kernels.attention import ComputeCapability

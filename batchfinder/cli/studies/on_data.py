@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from batchfinder.errors import WorkerError
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.workers.source import SetupSource, load_from
+from batchfinder.probing.workers.setup_source import SetupSource, load_from
 from batchfinder.results.noise_scale import NoiseScale
 
 T = TypeVar("T")

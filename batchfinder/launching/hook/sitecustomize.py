@@ -104,7 +104,7 @@ class AfterTorch:
             return
         try:
             if order["is_only_watched"]:
-                load("flushes").Flushes(torch, self._report).install()
+                load("cache_flushes").Flushes(torch, self._report).install()
                 return
             peak = load("process_peak", f"{PROBING}/devices/process_peak.py").ProcessPeak()
             memory = load("memory").Memory(torch, order, peak)

@@ -34,8 +34,8 @@ from batchfinder.training.parallel import uncompiled
 from batchfinder.training.placement import move_to_device
 from batchfinder.training.sample import BatchMaker, move_batch
 from batchfinder.training.setup import TrainingSetup
-from batchfinder.training.source import Kept
 from batchfinder.training.step import TrainingStep
+from batchfinder.training.step_source import Kept
 from batchfinder.training.user_traceback import error_line, user_traceback
 
 # Gradients are synchronized before this step: a training does so first at the end of step 1.

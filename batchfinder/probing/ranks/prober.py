@@ -33,7 +33,7 @@ from batchfinder.probing.ranks.meeting import Meeting
 from batchfinder.probing.workers.group import GroupInvitation, accelerator_number
 from batchfinder.probing.workers.hung import StepTimes
 from batchfinder.probing.workers.process_worker import ProcessWorker
-from batchfinder.probing.workers.source import SetupSource
+from batchfinder.probing.workers.setup_source import SetupSource
 from batchfinder.probing.workers.supervisor import Supervisor
 from batchfinder.probing.workers.worker import EstimateOrder, Order
 from batchfinder.results.probe import Outcome, Probe

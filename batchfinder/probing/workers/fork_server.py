@@ -12,7 +12,7 @@ from batchfinder.probing.devices.collector import collector_off
 from batchfinder.probing.workers.child import Line, serve_fork
 from batchfinder.probing.workers.fork import ForkedProcess, obstacle_to_forks
 from batchfinder.probing.workers.process import WorkerProcess
-from batchfinder.probing.workers.source import load_from
+from batchfinder.probing.workers.setup_source import load_from
 
 if TYPE_CHECKING:
     from batchfinder.training.setup import TrainingSetup

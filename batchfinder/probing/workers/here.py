@@ -189,7 +189,7 @@ class Here(Worker):
 
     def fingerprint(self) -> dict[str, Any] | None:
         from batchfinder.probing.fingerprint import fingerprint
-        from batchfinder.probing.workers.source import files_read
+        from batchfinder.probing.workers.setup_source import files_read
 
         try:
             return fingerprint(self._setup, files_read)

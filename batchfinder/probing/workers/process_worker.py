@@ -13,7 +13,7 @@ from batchfinder.probing.notes import Notes
 from batchfinder.probing.place import Place
 from batchfinder.probing.workers.hung import StepTimes, attempt_of
 from batchfinder.probing.workers.process import WorkerProcess, never
-from batchfinder.probing.workers.source import SetupSource
+from batchfinder.probing.workers.setup_source import SetupSource
 from batchfinder.probing.workers.worker import Order, Worker
 from batchfinder.units import format_seconds
 

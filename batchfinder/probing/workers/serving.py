@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers.here import Here, Ranks
-from batchfinder.probing.workers.source import load_from, mark_as_worker
+from batchfinder.probing.workers.setup_source import load_from, mark_as_worker
 from batchfinder.probing.workers.worker import EstimateOrder, Order
 from batchfinder.search.bounds import Bounds
 from batchfinder.training.parallel import has_compiled

@@ -31,7 +31,7 @@ from batchfinder.training.frameworks.quantization import (
 from batchfinder.training.frameworks.transformers_trainer import in_precision
 from batchfinder.training.optimizer import DEFAULT_OPTIMIZER, FUSED
 from batchfinder.training.setup import DTYPES, TrainingSetup
-from batchfinder.training.source import KeptUntil, StepSource
+from batchfinder.training.step_source import KeptUntil, StepSource
 
 DEFAULT_RANK = 16  # of adapters, if they are needed and no rank is given
 # The default of a Trainer: TrainingArguments.optim, which takes seconds to import.

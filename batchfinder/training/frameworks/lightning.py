@@ -23,8 +23,8 @@ from batchfinder.training.data.drawn import DataBatches
 from batchfinder.training.data.loader import batches_of_loader
 from batchfinder.training.parallel import is_compiled, is_wrapped, unwrapped
 from batchfinder.training.setup import refused_call
-from batchfinder.training.source import KeptUntil, StepSource
 from batchfinder.training.state.patching import replaced
+from batchfinder.training.step_source import KeptUntil, StepSource
 from batchfinder.training.user_traceback import error_line
 
 _LIGHTNING = ("lightning", "pytorch_lightning")

@@ -17,7 +17,7 @@ from torch import Tensor
 from batchfinder.training.frameworks.trainer_batch import longest_to_evaluate
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import Trainer
-from batchfinder.training.source import filled_block
+from batchfinder.training.step_source import filled_block
 from batchfinder.training.tree import bytes_in, named_tensors
 
 # The most concatenations that stand for those of all batches. Fewer are as they are: which free

@@ -30,8 +30,8 @@ from batchfinder.training.frameworks.trainer_batch import fetches_ahead, items_i
 from batchfinder.training.frameworks.trainer_evaluation import GatheredEvaluation
 from batchfinder.training.parallel import unwrapped
 from batchfinder.training.setup import DTYPES, OptimizerOfModel, Trainer
-from batchfinder.training.source import KeptUntil, StepSource
 from batchfinder.training.state.patching import replaced
+from batchfinder.training.step_source import KeptUntil, StepSource
 
 _RUN_INSTEAD = (
     "Try batchfinder run on the script itself: batchfinder run -- python train.py "

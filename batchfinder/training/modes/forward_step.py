@@ -11,8 +11,8 @@ from torch.optim import SGD, Optimizer
 
 from batchfinder.training.modes.evaluation import BATCHES, Evaluation
 from batchfinder.training.setup import TrainingSetup
-from batchfinder.training.source import Kept
 from batchfinder.training.step import TrainingStep
+from batchfinder.training.step_source import Kept
 
 # The optimizer allocates its states in the first step, so only the gradients of the second are
 # where those of a training are. After one step, a ResNet's 3318 and a ViT's 328 fitted beside them,

@@ -19,7 +19,7 @@ from batchfinder.probing.ranks.meeting import Meeting
 from batchfinder.probing.ranks.prober import RankProber, times_of_ranks
 from batchfinder.probing.workers.process import WorkerProcess
 from batchfinder.probing.workers.process_worker import ProcessWorker
-from batchfinder.probing.workers.source import SetupSource
+from batchfinder.probing.workers.setup_source import SetupSource
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.run import run_search

@@ -17,7 +17,7 @@ from batchfinder.errors import BatchFinderError, RankError, UserCodeError
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.ranks.consensus import ONE_RANK_WARNING
 from batchfinder.probing.ranks.prober import HANG_SECONDS
-from batchfinder.probing.workers.source import SetupSource
+from batchfinder.probing.workers.setup_source import SetupSource
 from batchfinder.results.probe import Probe
 
 pytestmark = pytest.mark.usefixtures("warm_workers")

@@ -13,7 +13,7 @@ from batchfinder import Outcome
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.workers import child
 from batchfinder.probing.workers.fork import ForkedProcess, obstacle_to_forks
-from batchfinder.probing.workers.source import SetupSource
+from batchfinder.probing.workers.setup_source import SetupSource
 from batchfinder.search.run import run_search
 
 pytestmark = pytest.mark.skipif(bool(obstacle_to_forks()), reason="needs forks")

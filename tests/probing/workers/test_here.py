@@ -30,7 +30,7 @@ from batchfinder.probing.workers.process_worker import ProcessWorker
 from batchfinder.probing.workers.supervisor import Supervisor
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.run import run_search
-from batchfinder.training.completion import completed
+from batchfinder.training.complete_setup import completed
 
 SAMPLE = torch.randn(3, 4), torch.tensor([0, 1, 1])
 UP_TO_SIX = Bounds.of(2, 6)

@@ -98,7 +98,7 @@ def test_when_its_parent_is_killed_it_ends_with_all_that_it_started(
     program = f"""
 from processes import supervisor
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.workers.source import SetupSource
+from batchfinder.probing.workers.setup_source import SetupSource
 arguments = {{"deed": {deed!r}, "once": {str(pids)!r}}}
 source = SetupSource({str(TARGETS / "deaths.py:build")!r}, arguments)
 supervisor(source, ProbeOptions(device="cpu")).probe(1)

@@ -16,7 +16,7 @@ from processes import eventually, is_gone, supervisor
 from batchfinder import Outcome
 from batchfinder.errors import StepError, UsageError, UserCodeError, WorkerError
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.workers.source import SetupSource
+from batchfinder.probing.workers.setup_source import SetupSource
 from batchfinder.probing.workers.supervisor import Supervisor
 
 pytestmark = pytest.mark.usefixtures("warm_workers")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from batchfinder import TrainingSetup
-from batchfinder.training.completion import completed
+from batchfinder.training.complete_setup import completed
 from batchfinder.training.data.drawn import DRAWN_BATCHES
 
 LENGTHS = [1 + place % 5 for place in range(40)]

@@ -20,7 +20,7 @@ from torch.utils.data import (
 
 from batchfinder import TrainingSetup, estimate_max_batch, find_max_batch
 from batchfinder.errors import BatchFinderWarning, SampleError, UsageError
-from batchfinder.training.completion import completed
+from batchfinder.training.complete_setup import completed
 from batchfinder.training.data.drawn import DRAWN_BATCHES
 from batchfinder.training.data.rate import samples_per_second
 from batchfinder.training.loading import load_setup

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from batchfinder.training.completion import completed
+from batchfinder.training.complete_setup import completed
 from batchfinder.training.data.lengths import FIRST_EXAMPLES, MOST_EXAMPLES
 from batchfinder.training.data.stream import Beginning, read_by_place
 from batchfinder.training.setup import TrainingSetup

@@ -24,7 +24,7 @@ from batchfinder.estimator import estimate_on_gpus
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.simulation.gpus import find_gpu
 from batchfinder.simulation.tracing.data_parallel import Cluster
-from batchfinder.training.completion import completed
+from batchfinder.training.complete_setup import completed
 from batchfinder.training.frameworks.lightning import OwnTrainingStep, own_optimizer
 from batchfinder.training.optimizer import make_optimizer
 from batchfinder.training.state.patching import replaced

@@ -11,7 +11,7 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader
 
 from batchfinder import TrainingSetup
-from batchfinder.training.completion import completed
+from batchfinder.training.complete_setup import completed
 from batchfinder.training.setup import setup_of
 
 Example = dict[str, list[int]]

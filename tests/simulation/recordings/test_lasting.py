@@ -7,7 +7,7 @@ import pytest
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings, CachingAllocator
 from batchfinder.probing.devices.allocator.recorded import Replay
 from batchfinder.search.prober import Recording
-from batchfinder.simulation.lasting import (
+from batchfinder.simulation.recordings.lasting import (
     in_other_orders,
     lasts,
     limit_of,

@@ -10,12 +10,12 @@ from fakes import FakeProber
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.search.prober import Recording
-from batchfinder.simulation.lasting import (
+from batchfinder.simulation.recordings.guess import foresees, head_start_of, scaled_guess
+from batchfinder.simulation.recordings.lasting import (
     in_other_orders,
     lasts,
 )
-from batchfinder.simulation.scaled_guess import foresees, head_start_of, scaled_guess
-from batchfinder.simulation.scaled_recording import paired
+from batchfinder.simulation.recordings.scaled import paired
 from batchfinder.units import MIB
 
 

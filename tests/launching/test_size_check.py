@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchfinder.launching.sizes import (
+from batchfinder.launching.size_check import (
     Honored,
     SizesSeen,
     lengths_in,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from integrations.test_guard import Small, batch_of, trained
+from integrations.test_oom_guard import Small, batch_of, trained
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from warm import WarmPython
@@ -27,7 +27,7 @@ def test_synchronized_statistics_are_refused_on_several_ranks(
     model = nn.Sequential(nn.SyncBatchNorm(3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     OOMGuard(model, optimizer)
-    monkeypatch.setattr("batchfinder.integrations.guard.ranks", lambda: 2)
+    monkeypatch.setattr("batchfinder.integrations.oom_guard.ranks", lambda: 2)
     with pytest.raises(UsageError, match=r"has SyncBatchNorm.*find --strategy ddp"):
         OOMGuard(model, optimizer)
 
@@ -59,7 +59,7 @@ def test_ranks_that_use_other_parameters_average_as_ddp_does() -> None:
         assert answer == [2.0, 2.5, None]
 
 
-def on_two_ranks(call: str, module: str = "integrations.test_guard_ranks") -> list[Any]:
+def on_two_ranks(call: str, module: str = "integrations.test_oom_guard_ranks") -> list[Any]:
     """What a function of a test file returns on each of two ranks."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -18,8 +18,8 @@ from batchfinder.results.probe import Outcome, Probe
 from batchfinder.search.bracket import differing_at
 from batchfinder.search.head_start import Guess
 from batchfinder.search.prober import Recording
-from batchfinder.simulation.lasting import bytes_to_last, failing_variant, variants_of
-from batchfinder.simulation.scaled_recording import ScaledRecording
+from batchfinder.simulation.recordings.lasting import bytes_to_last, failing_variant, variants_of
+from batchfinder.simulation.recordings.scaled import ScaledRecording
 
 # Guesses are this near the answer, as a share: in searches of seven set-ups of
 # scripts/benchmarks/parts/setup_list.py whose lengths vary, guesses from a quarter of the answer

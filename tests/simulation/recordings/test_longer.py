@@ -10,14 +10,14 @@ from batchfinder.probing.devices.allocator.recorded import Replay
 from batchfinder.probing.devices.allocator.recorded_step import only_large
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.search.prober import Recording
-from batchfinder.simulation.lasting import (
+from batchfinder.simulation.recordings.lasting import (
     LASTING_STEPS,
     bytes_to_last,
     failing_variant,
     in_other_orders,
     lasts,
 )
-from batchfinder.simulation.longer_recording import ORDERS_ROOM, LongerRecordings
+from batchfinder.simulation.recordings.longer import ORDERS_ROOM, LongerRecordings
 from batchfinder.units import MIB
 
 

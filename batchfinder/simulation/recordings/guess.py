@@ -22,15 +22,15 @@ from batchfinder.results.probe import Outcome, Probe
 from batchfinder.search.belief import APART
 from batchfinder.search.head_start import Guess, HeadStart, MakeEstimate
 from batchfinder.search.prober import Prober, Recording
-from batchfinder.simulation.lasting import failing_variant, lasts, limit_of
-from batchfinder.simulation.longer_recording import (
+from batchfinder.simulation.recordings.lasting import failing_variant, lasts, limit_of
+from batchfinder.simulation.recordings.longer import (
     LongerRecordings,
     ended_a_step,
     in_proportion,
     just_below,
     whole,
 )
-from batchfinder.simulation.scaled_recording import ScaledRecording
+from batchfinder.simulation.recordings.scaled import ScaledRecording
 
 # In a fragmented allocator a larger size may fit where a smaller does not. The guess is the largest
 # size that ends a stretch of fitting ones, because a size between failing ones fits by luck. Sizes

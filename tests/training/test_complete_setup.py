@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from batchfinder.errors import SampleError, StepError, UsageError
-from batchfinder.training.completion import completed
+from batchfinder.training.complete_setup import completed
 from batchfinder.training.frameworks.lightning import OwnTrainingStep
 from batchfinder.training.setup import TrainingSetup
 

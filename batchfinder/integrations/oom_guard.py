@@ -27,7 +27,7 @@ from batchfinder.training.optimizer import parameters_of
 from batchfinder.training.parallel import ranks, waits_within_passes
 from batchfinder.training.sample import move_batch, unclear_parts
 from batchfinder.training.setup import LossFunction, TrainingSetup
-from batchfinder.training.source import PlainLoop, checked_loss
+from batchfinder.training.step_source import PlainLoop, checked_loss
 from batchfinder.training.tree import described_shapes, named_tensors
 from batchfinder.units import positive
 
