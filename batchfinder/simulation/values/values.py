@@ -8,6 +8,7 @@ or index with them. Values that depend on parameters are unknown, except for tho
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
@@ -169,14 +170,22 @@ def _result(func: OpOverload, args: Any, kwargs: Any, output: Any) -> Any:
     values = _values((args, kwargs))
     if has_unknown(func, args, () if values is None else values[0]) or values is None:
         return None
-    if all(part.numel() <= MOST_ELEMENTS for part in _tensors((output, values))):
+    if func._schema.is_mutable and any(map(_stands_for_more, _tensors(args[:1]))):
+        with no_dispatch():  # written to one of them, it stands for no other any more
+            values = tree_map_only(Tensor, torch.clone, values)
+    are_few = all(part.numel() <= MOST_ELEMENTS for part in _tensors((output, values)))
+    if are_few or func.is_view:
         return _run(func, *values)
-    # Larger tensors: only if all elements are equal, so that one stands for all.
+    # Larger tensors: where elements are equal along a dimension, the first stands for all of them.
     one_by_one = torch.Tag.pointwise in func.tags or func in _SUM_UP
-    if not one_by_one or func._schema.is_mutable or not all(map(_is_uniform, _tensors(values))):
+    if not one_by_one or func._schema.is_mutable:
         return None
     with no_dispatch():
-        result = _run(func, *tree_map_only(Tensor, _first_of, values))
+        few = _without_repeats(values)
+        shapes = (part.shape for part in _tensors(few))
+        if math.prod(torch.broadcast_shapes(*shapes)) > MOST_ELEMENTS:  # type: ignore[no-untyped-call]
+            return None
+        result = _run(func, *few)
         return None if result is None else result.expand(output.shape)
 
 
@@ -216,6 +225,35 @@ def _run(func: OpOverload, args: Any, kwargs: Any) -> Any:
 def _is_uniform(value: Tensor) -> bool:
     strides = zip(value.shape, value.stride(), strict=True)
     return all(stride == 0 or size == 1 for size, stride in strides)
+
+
+def _without_repeats(values: Any) -> Any:
+    """Shorten to 1 the dimensions along which no tensor varies, counted from the last one."""
+    tensors = _tensors(values)
+    for place in range(1, 1 + max((part.dim() for part in tensors), default=0)):
+        if not any(_varies(part, part.dim() - place) for part in tensors):
+
+            def shortened(part: Tensor, place: int = place) -> Tensor:
+                return part.narrow(-place, 0, 1) if place <= part.dim() else part
+
+            values = tree_map_only(Tensor, shortened, values)
+    return values
+
+
+def _varies(value: Tensor, dim: int) -> bool:
+    """Return True if elements differ along a dimension; those of a repeated one do not."""
+    if dim < 0 or value.shape[dim] <= 1 or value.stride(dim) == 0:
+        return False
+    for repeated, stride in enumerate(value.stride()):
+        value = value.narrow(repeated, 0, 1) if stride == 0 else value
+    return value.numel() > MOST_ELEMENTS or not bool((value == value.narrow(dim, 0, 1)).all())
+
+
+def _stands_for_more(tensor: Tensor) -> bool:
+    """Return True if elements of a value stand for several of the tensor's, by their storages."""
+    value = value_of(tensor)
+    known = 0 if value is None else value.untyped_storage().nbytes()
+    return 0 < known < tensor.untyped_storage().nbytes()
 
 
 def _first_of(value: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -43,7 +44,23 @@ READS: dict[str, Callable[[Tensor], Any]] = {
     "equal": lambda x: torch.equal(x, x + 0),
     "type": lambda x: (x.float() / 2).int().tolist(),
     "length": lambda x: torch.zeros(int(x.max()), 2).shape[0],
+    "large mask": lambda x: _large_mask(x)[:, 0, 0].sum(-1).tolist(),
+    "row of a large mask, written to": lambda x: _with_a_row(_large_mask(x))[0].sum(-1).tolist(),
 }
+
+
+def _large_mask(x: Tensor) -> Tensor:
+    """Return a mask of all pairs of positions, with more elements than are kept one by one."""
+    side = math.isqrt(MOST_ELEMENTS // 4)
+    positions = torch.ones(1, 1, side, 1, dtype=torch.bool)
+    return positions & (x > 2).view(8, 1, 1, 1).expand(8, 1, 1, side)
+
+
+def _with_a_row(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first row of a mask after a write to it, and the second one."""
+    row = mask[:, 0, 0]
+    row[~row] = True
+    return row, mask[:, 0, 1]
 
 
 def _written_through_a_view(x: Tensor) -> Tensor:
@@ -75,6 +92,7 @@ def test_values_of_the_batch_can_be_read(name: str) -> None:
         lambda x: x.float().normal_(),
         lambda x: torch.where(torch.randn(8) > 0, x, x + 1),
         lambda x: x.expand(MOST_ELEMENTS, 8) + x,
+        lambda x: _with_a_row(_large_mask(x))[1].sum(-1),
     ],
 )
 def test_other_values_are_unknown(unknown: Callable[[Tensor], Tensor]) -> None:
