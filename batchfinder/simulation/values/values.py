@@ -40,7 +40,8 @@ _EMPTIES = {
     for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 }
 _MASKS = (torch.bool, torch.uint8)
-_SUM_UP = {_aten.all.default, _aten.any.default}
+# Beside pointwise operators, these are as well known from elements that stand for others.
+_SUM_UP_OR_COPY = {getattr(_aten, name).default for name in ("all", "any", "clone", "_to_copy")}
 # Arguments that operators write to without declaring it: running statistics.
 _WRITTEN = {_aten.native_batch_norm.default: ("running_mean", "running_var")}
 
@@ -177,7 +178,7 @@ def _result(func: OpOverload, args: Any, kwargs: Any, output: Any) -> Any:
     if are_few or func.is_view:
         return _run(func, *values)
     # Larger tensors: where elements are equal along a dimension, the first stands for all of them.
-    one_by_one = torch.Tag.pointwise in func.tags or func in _SUM_UP
+    one_by_one = torch.Tag.pointwise in func.tags or func in _SUM_UP_OR_COPY
     if not one_by_one or func._schema.is_mutable:
         return None
     with no_dispatch():

@@ -44,7 +44,7 @@ READS: dict[str, Callable[[Tensor], Any]] = {
     "equal": lambda x: torch.equal(x, x + 0),
     "type": lambda x: (x.float() / 2).int().tolist(),
     "length": lambda x: torch.zeros(int(x.max()), 2).shape[0],
-    "large mask": lambda x: _large_mask(x)[:, 0, 0].sum(-1).tolist(),
+    "large mask": lambda x: _large_mask(x).clone().float()[:, 0, 0].sum(-1).tolist(),
     "row of a large mask, written to": lambda x: _with_a_row(_large_mask(x))[0].sum(-1).tolist(),
 }
 
