@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -105,10 +105,11 @@ def _has_mask(args: Any) -> bool:
 
 def _places_of_all(mask: Tensor, value: Tensor) -> Tensor | None:
     """Return the indices of a large mask that is all true or all false."""
-    if not _is_uniform(value):
-        return None
     with no_dispatch():
-        count = value.numel() if _first_of(value).all() else 0
+        one = _without_repeats(value)
+        if one.numel() != 1:
+            return None
+        count = value.numel() if one.all() else 0
     return new_tensor(mask, [count, value.dim()], torch.int64)
 
 
@@ -223,22 +224,17 @@ def _run(func: OpOverload, args: Any, kwargs: Any) -> Any:
         return None  # the step itself will raise the error
 
 
-def _is_uniform(value: Tensor) -> bool:
-    strides = zip(value.shape, value.stride(), strict=True)
-    return all(stride == 0 or size == 1 for size, stride in strides)
-
-
 def _without_repeats(values: Any) -> Any:
     """Shorten to 1 the dimensions along which no tensor varies, counted from the last one."""
     tensors = _tensors(values)
     for place in range(1, 1 + max((part.dim() for part in tensors), default=0)):
         if not any(_varies(part, part.dim() - place) for part in tensors):
-
-            def shortened(part: Tensor, place: int = place) -> Tensor:
-                return part.narrow(-place, 0, 1) if place <= part.dim() else part
-
-            values = tree_map_only(Tensor, shortened, values)
+            values = tree_map_only(Tensor, partial(_shortened, place=place), values)
     return values
+
+
+def _shortened(value: Tensor, place: int) -> Tensor:
+    return value.narrow(-place, 0, 1) if place <= value.dim() else value
 
 
 def _varies(value: Tensor, dim: int) -> bool:
@@ -255,11 +251,6 @@ def _stands_for_more(tensor: Tensor) -> bool:
     value = value_of(tensor)
     known = 0 if value is None else value.untyped_storage().nbytes()
     return 0 < known < tensor.untyped_storage().nbytes()
-
-
-def _first_of(value: Tensor) -> Tensor:
-    # Keep at least one dimension: tensors without dimensions promote dtypes differently.
-    return value.as_strided((1,), (0,)) if value.dim() else value
 
 
 def _tensors(arguments: Any) -> Iterable[Tensor]:
