@@ -88,7 +88,7 @@ def find_batch_size(
                 "--time-limit is for one process, as the clocks of ranks differ. Try without it."
             )
     facts = {"options": asdict(options), "source": source.to_dict(), "bounds": bounds}
-    memory = SearchMemory(facts, is_off=no_cache or strategy is not None)
+    memory = SearchMemory(lambda: facts, is_off=no_cache or strategy is not None)
     noise = noise_scale_on_data(source, options) if noise_scale else None
     rate = loader_rate(source) if throughput and source.loader and is_rank_0 else None
 

@@ -28,10 +28,12 @@ class SearchMemory:
         key: the hash of all facts; "" before :meth:`recall`.
     """
 
-    def __init__(self, facts: Mapping[str, Any], *, is_off: bool = False) -> None:
+    def __init__(self, facts: Callable[[], Mapping[str, Any]], *, is_off: bool = False) -> None:
         self._warnings: list[str] = []
-        self._facts: dict[str, Any] = {**facts, "batchfinder": VERSION, "settings": surroundings()}
+        self._facts: dict[str, Any] = {}
         self._cache = None if is_off else AnswerCache()
+        if self._cache:  # some facts are digests of files
+            self._facts |= {**facts(), "batchfinder": VERSION, "settings": surroundings()}
         self.key = ""
 
     def recall(self, prober: Prober, further: Callable[[], Mapping[str, Any]]) -> Remembered | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +82,7 @@ def run_command(
         show_output=verbose,
     )
     deadline = deadline_in(time_limit)
-    memory = SearchMemory(_facts_of(template, options, bounds), is_off=no_cache)
+    memory = SearchMemory(partial(_facts_of, template, options, bounds), is_off=no_cache)
     prices = Prices(confirm=1, resolution=RESOLUTION)  # each launch confirms
     shown = 0
 

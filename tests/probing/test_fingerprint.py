@@ -59,7 +59,7 @@ def setups() -> Iterator[Callable[[], TrainingSetup]]:
 
 
 def key(facts: dict[str, Any], **options: Any) -> str:
-    memory = SearchMemory({"options": asdict(ProbeOptions(**options))})
+    memory = SearchMemory(lambda: {"options": asdict(ProbeOptions(**options))})
     memory.recall(FakeProber(), lambda: {"setup": facts})
     return memory.key
 
