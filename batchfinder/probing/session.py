@@ -107,7 +107,6 @@ class ProbeSession:
         """
         started = time.perf_counter()
         was_clean = (self.device.leaves_no_trace or not self.is_used) and self.is_at_baseline()
-
         # A probable failure counts if it repeats. When ``sleep`` runs, the failed frame is free.
         retrying = Retrying(
             retry=retry_if_result(lambda run: run.tier is Tier.PROBABLE),

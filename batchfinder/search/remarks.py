@@ -7,6 +7,7 @@ import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from batchfinder.results.probe import (
+    CONTEXT_BYTES,
     FORESEEN_NOTE,
     LEAK_WARNING,
     SHORT_LIVED_NOTE,
@@ -21,14 +22,13 @@ from batchfinder.search.head_start import Guess
 from batchfinder.search.plan import DIFFERING_ROOM, VARIED_ROOM
 from batchfinder.search.prober import Prober
 from batchfinder.search.search import Finding
-from batchfinder.units import MIB, format_bytes, format_rate
+from batchfinder.units import format_bytes, format_rate
 
 # The allocator got the budget if it holds this share of it: other processes took no more.
 MOST_OF_BUDGET = 0.9
 
-# A device is full if less than this share of it is free. The context of a process may use as many
-# bytes before its first step (probing/devices/cuda.py); libraries and kernels come on top.
-FULL, CONTEXT_BYTES = 0.01, 512 * MIB
+# A device is full if less than this share of it is free.
+FULL = 0.01
 
 # glibc then maps tensors of 1 MiB or more separately, without holes. Huge pages save some of the
 # cost (https://sourceware.org/glibc/manual/latest/html_node/Memory-Allocation-Tunables.html;
