@@ -18,7 +18,7 @@ from batchfinder.results.probe import (
 from batchfinder.results.result import Status
 from batchfinder.results.throughput import Throughput
 from batchfinder.search.bounds import Bounds
-from batchfinder.search.head_start import Guess
+from batchfinder.search.head_start import Guess, worth_naming
 from batchfinder.search.plan import DIFFERING_ROOM, VARIED_ROOM
 from batchfinder.search.prober import Prober
 from batchfinder.search.search import Finding
@@ -38,12 +38,8 @@ WITHOUT_HOLES = (
     "GLIBC_TUNABLES=glibc.malloc.mmap_threshold=1048576:glibc.malloc.hugetlb=1"
 )
 
-# A setting of the allocator, named where a size that failed would fit under it, and the lower end
-# of the guess is this many of its deviations above the answer. What was told was within 1 % of a
-# search under the setting where batches are alike, and 4 % below to 2 % above where they vary in
-# length (scripts/results/setups.json, "expandable"). Where less was promised, it was up to 11 % too
-# high.
-EXPANDABLE, DEVIATIONS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", 3
+# A setting of the allocator, named where a size that failed would fit under it.
+EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
 def warnings_about(
@@ -93,7 +89,7 @@ def warnings_about(
         guess = expanded(answer)
         least = guess.size * (1 - guess.deviation) if guess else 0
         size = min(bounds.at_most(round(least)), bounds.last)
-        if guess and least >= answer * (1 + DEVIATIONS * guess.deviation) and size >= failure:
+        if guess and guess.size >= worth_naming(answer, guess.deviation) and size >= failure:
             yield (
                 f"{EXPANDABLE} would fit a batch of about {size}, as a replay of this "
                 "search's requests shows. Set it for the search and for your run"

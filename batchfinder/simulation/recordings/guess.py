@@ -20,10 +20,11 @@ from batchfinder.probing.place import batches_vary
 from batchfinder.probing.steadiness import STEPS_THAT_MAY_FLUSH, PeakWatch
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.search.belief import APART
-from batchfinder.search.head_start import Guess, HeadStart, MakeEstimate
+from batchfinder.search.head_start import Guess, HeadStart, MakeEstimate, worth_naming
 from batchfinder.search.prober import Prober, Recording
 from batchfinder.simulation.recordings.lasting import failing_variant, lasts, limit_of
 from batchfinder.simulation.recordings.longer import (
+    DEVIATION,
     LongerRecordings,
     ended_a_step,
     in_proportion,
@@ -76,7 +77,9 @@ def head_start_of(
             lambda failure: longer(settings()).guess(failure),
             lambda size: longer(settings()).last(size),
             lambda size: longer(settings()).foresee(size),
-            lambda answer: expand(lambda with_it: longer(with_it).guess_from(answer)),
+            lambda answer: expand(
+                lambda with_it: longer(with_it).guess_from(answer, worth_naming(answer, DEVIATION))
+            ),
         )
 
     scaled = partial(scaled_guess, recordings, least_steps=least_steps, may_flush=may_flush)
@@ -86,7 +89,7 @@ def head_start_of(
         lambda size: lasts(recordings.get(size), prober.budget_bytes, settings()),
         lambda size: foresees(recordings, size, prober.budget_bytes, settings()),
         lambda answer: expand(
-            lambda with_it: scaled(prober.budget_bytes, with_it, at_least=answer)
+            lambda with_it: scaled(prober.budget_bytes, with_it, at_least=worth_naming(answer))
         ),
     )
 

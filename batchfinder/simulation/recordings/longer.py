@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings, DeviceFullError
 from batchfinder.probing.devices.allocator.expandable import allocator_of
@@ -50,7 +50,8 @@ class LongerRecordings:
         self._recordings, self._settings = recordings, settings
         self._budget_bytes = budget_bytes
         self._limit = cache(self._limit_of)
-        self.guess_from = cache(self._guessed_from)
+        self._scaled = cache(partial(in_proportion, recordings))
+        self._reached: dict[int, tuple[int, range]] = {}
 
     def last(self, size: int) -> bool:
         """Return True if the confirmation at a size lasts, as :func:`lasts` does."""
@@ -60,10 +61,7 @@ class LongerRecordings:
     def foresee(self, size: int) -> bool:
         """Return True if the confirmation just below a size, scaled to it, does not last."""
         below = just_below(self._recordings, size)
-        if not below:
-            return False
-        guess = self.guess_from(below)
-        return guess is not None and guess.size < size
+        return below > 0 and self._reach(below, size) < size
 
     def guess(self, failure: Probe | None = None) -> Guess | None:
         """Guess the largest size that lasts, by the largest recordings: the smallest that one says.
@@ -108,19 +106,35 @@ class LongerRecordings:
         large = only_large(recording)
         return failing_variant(large, self._limit(size), self._settings, variants)
 
-    def _guessed_from(self, size: int) -> Guess | None:
-        scaled = in_proportion(self._recordings, size)
+    def guess_from(self, size: int, at_least: int = 1) -> Guess | None:
+        """Guess by one recording; None if the guess is smaller, or if nothing grows."""
+        reached = self._reach(size, at_least)
+        if math.isinf(reached) or reached < at_least:
+            return None
+        return Guess(int(reached), deviation=DEVIATION)
+
+    def _reach(self, size: int, at_least: int) -> float:
+        """Go down from where tensors alone fill the budget, to a size that lasts by a recording.
+
+        Returns:
+            That size, or the first that is too small; infinity if nothing grows. A later call goes
+            on from there.
+        """
+        scaled = self._scaled(size)
         end = scaled.end_of_tensors(self._limit(size))
         if math.isinf(end):
-            return None  # nothing grows
-        guess = max(1, math.floor(end))
-        every = variants = variants_of(self._recordings[size])
-        while (
-            guess > 1 and (failing := self._failing(size, scaled.at(guess), variants)) is not None
-        ):
-            guess = math.floor(guess * (1 - APART))
-            variants = every[failing:]  # those before it last at smaller sizes too
-        return Guess(guess, deviation=DEVIATION)
+            return end
+        every = variants_of(self._recordings[size])
+        guess, variants = self._reached.get(size, (max(1, math.floor(end)), every))
+        while variants and guess > 1 and guess >= at_least:
+            failing = self._failing(size, scaled.at(guess), variants)
+            if failing is None:
+                variants = every[:0]
+            else:
+                guess = math.floor(guess * (1 - APART))
+                variants = every[failing:]  # those before it last at smaller sizes too
+        self._reached[size] = guess, variants
+        return guess
 
 
 def in_proportion(recordings: Mapping[int, Recording], size: int) -> ScaledRecording:
