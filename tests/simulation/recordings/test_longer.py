@@ -239,6 +239,21 @@ def test_a_loss_with_last_pieces_of_fixed_size_does_not_hold_a_guess_back(size: 
     assert 0.9 * end <= guess.size <= 1.1 * end
 
 
+@pytest.mark.parametrize("size", [13, 31, 53])
+def test_a_guess_that_was_not_large_enough_goes_on_from_there(size: int) -> None:
+    def longer() -> LongerRecordings:
+        recordings = {7: with_last_pieces(7), size: with_last_pieces(size)}
+        return LongerRecordings(recordings, 1200 * MIB, AllocatorSettings())
+
+    guess = longer().guess_from(size)
+    assert guess is not None
+    asked_again = longer()
+    assert asked_again.guess_from(size, 2 * guess.size) is None
+    assert asked_again.guess_from(size, guess.size + 1) is None
+    assert asked_again.guess_from(size, guess.size) == guess
+    assert asked_again.guess_from(size) == guess
+
+
 def test_nothing_is_guessed_of_varying_lengths_without_a_recording() -> None:
     longer = LongerRecordings({}, 5000 * MIB, AllocatorSettings())
     assert longer.guess() is None
