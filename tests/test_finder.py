@@ -216,7 +216,7 @@ def test_expandable_segments_are_named_if_an_example_is_a_fifth_of_the_budget() 
 def test_a_device_without_the_free_memory_that_was_meant_is_warned_of(
     grown_mib: int, headroom_mib: int, is_warned: bool
 ) -> None:
-    """Libraries and kernels take memory outside of the allocator once they are used."""
+    """Libraries and kernels take more memory outside of the allocator after the first size."""
     capacity, context = 8192 * MIB, 450 * MIB
     prober = FakeProber(
         budget_bytes=capacity - context - headroom_mib * MIB,
@@ -225,11 +225,25 @@ def test_a_device_without_the_free_memory_that_was_meant_is_warned_of(
         capacity_bytes=capacity,
     )
     probe = prober.probe
-    prober.probe = lambda *args, **options: dataclasses.replace(  # type: ignore[method-assign]
-        probe(*args, **options), outside_bytes=context + grown_mib * MIB
+    prober.probe = lambda size, **options: dataclasses.replace(  # type: ignore[method-assign]
+        probe(size, **options), outside_bytes=context + (size > 1) * grown_mib * MIB
     )
     warnings = run_search(prober).warnings
     assert any("Try a larger headroom" in each for each in warnings) is is_warned
+
+
+def test_a_budget_that_the_first_size_lowers_costs_no_more() -> None:
+    prober, alike = FakeProber(10_000), FakeProber(8_000)
+    probe = prober.probe
+
+    def lowering(batch_size: int, *, confirm: bool = False) -> Probe:
+        prober.budget_bytes = 8_000
+        return probe(batch_size, confirm=confirm)
+
+    prober.probe = lowering  # type: ignore[method-assign]
+    result = run_search(prober)
+    assert (result.batch_size, result.budget_bytes) == (790, 8_000)
+    assert result.probes == run_search(alike).probes
 
 
 def test_a_device_that_other_programs_fill_is_told_nothing_of_expandable_segments() -> None:

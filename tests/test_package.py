@@ -160,7 +160,6 @@ WITHOUT_TORCH = (
     ("name", "modules"),
     [
         ("CONTEXT_BYTES", ("probing.devices.cuda", "launching.hook.memory")),
-        ("CONTEXT_BYTES", ("probing.devices.cuda", "search.remarks")),
         ("SMALL_BYTES", ("probing.devices.allocator.blocks", "probing.recording")),
     ],
 )

@@ -10,7 +10,7 @@ from batchfinder.launching.conclusion import concluded, overruled
 from batchfinder.launching.host_memory import ADVICE, HOST
 from batchfinder.launching.launch import Launch
 from batchfinder.launching.options import RunOptions, choose_kind, cpu_memory, make_order
-from batchfinder.launching.record import Record
+from batchfinder.launching.record import Record, budget_left
 from batchfinder.launching.size_check import (
     SOME_SIZES,
     Honored,
@@ -179,14 +179,15 @@ class LaunchProber:
         if kind == "cpu" and self.processes > 1:
             self._limit_cpu()
             self.device = f"{self.processes} x {sharing(trains_on, self.processes)}"
-            if verdict.within(self.budget_bytes) is not verdict:
-                return  # the search launches it again, with this budget
         elif kind == "cuda" and "budget_bytes" in facts:
             all_facts = [trainer.facts for trainer in record.trainers.values()] or [facts]
-            least = min(all_facts, key=lambda facts: int(facts["budget_bytes"]))
-            self.budget_bytes = least["budget_bytes"]
+            budgets = [budget_left(facts, self._options.headroom) for facts in all_facts]
+            self.budget_bytes = min(budgets)
+            least = all_facts[budgets.index(self.budget_bytes)]
             self.capacity_bytes = least["capacity_bytes"]
             self.used_by_others_bytes = least["used_by_others_bytes"]
+        if verdict.within(self.budget_bytes) is not verdict:
+            return  # the search launches it again, with this budget
         self._note(size, verdict, record)
 
     def _launch_first(self, size: int) -> tuple[int, Verdict, Record]:

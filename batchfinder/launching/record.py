@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from batchfinder.launching.epoch_end import ANEW, EpochEnd
 from batchfinder.launching.size_check import lengths_in
 from batchfinder.probing.devices.allocator.recorded_step import in_use_after_steps
+from batchfinder.probing.place import lowered
 from batchfinder.probing.steadiness import SETTLING_STEPS, PeakWatch, left_behind
 from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import LEAK_WARNING
@@ -90,6 +92,12 @@ class TrainingProcess:
     def is_over(self) -> bool:
         """True once its peaks are steady, or enough steps have run."""
         return self.watch.is_over or len(self.peaks) >= self.watch.most_steps
+
+
+def budget_left(facts: Mapping[str, Any], headroom: float) -> int:
+    """Return the budget of a process on CUDA after its last report."""
+    before = int(facts["outside_before"])
+    return lowered(facts["budget_bytes"], facts.get("outside", before) - before, headroom)
 
 
 class Record:

@@ -196,6 +196,7 @@ def _probe(record: Record, outcome: Outcome, note: str) -> Probe:
         step_seconds=worst.step_seconds if worst else None,
         peak_allocated_bytes=max(allocated) or None,
         peak_reserved_bytes=max(reserved) or None,
+        outside_bytes=(worst and worst.facts.get("outside")) or None,
         phase_peak_bytes=phases,
         allocation_retries=max((trainer.retries for trainer in trainers), default=0),
         confirmed=fits,

@@ -45,6 +45,7 @@ class Attempt:
             was not stopped.
         recording: the memory requests of a confirmation that fitted, on CUDA; None if there is no
             recording.
+        budget_bytes: memory that later probes may use; None if it is unknown.
     """
 
     probe: Probe
@@ -56,6 +57,7 @@ class Attempt:
     error: BatchFinderError | None = None
     lost: str = ""
     recording: Recording | None = None
+    budget_bytes: int | None = None
 
     @classmethod
     def of_error(cls, error: BatchFinderError, batch_size: int = 0) -> Attempt:

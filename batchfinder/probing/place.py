@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from batchfinder.probing.devices.allocator.caching import AllocatorSettings
 from batchfinder.probing.notes import Notes
@@ -54,6 +55,14 @@ class Place:
     sample_size: int | None = None
 
 
+def lowered(budget_bytes: int, grown_bytes: int, headroom: float) -> int:
+    """Return the budget once steps have used so much more outside the allocator than before.
+
+    Libraries, kernels and groups of ranks use memory there from the first step on.
+    """
+    return max(1, math.floor(budget_bytes - max(0, grown_bytes) * (1 - headroom)))
+
+
 def may_expand(device: str) -> bool:
     """Return True if a device, by its name, has expandable segments, and they are off."""
     return device.startswith("cuda") and not AllocatorSettings.of_this_process().expandable_segments
@@ -93,6 +102,10 @@ class AtPlace:
     def settle(self, place: Place) -> None:
         """Take over the attributes of a place."""
         vars(self).update(vars(place), place=place, may_expand=may_expand(place.device))
+
+    def lower_budget(self, budget_bytes: int) -> None:
+        """Let later probes use this many bytes."""
+        self.settle(replace(self.place, budget_bytes=budget_bytes))
 
     def agreed(self, result: BatchSizeResult) -> BatchSizeResult:
         """Return the result that every process of the search returns."""

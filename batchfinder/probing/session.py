@@ -47,7 +47,7 @@ class ProbeSession:
         setup: the training setup. The first probe moves it to the device.
         batches: makes batches of any size.
         device: the device of the step. Its memory limit is already set.
-        budget_bytes: memory that the steps may use.
+        budget_bytes: memory that the steps may use. It may be lowered between probes.
         options: the options of the search.
         on_step: called after each step.
         all_agree: asks all ranks that train together; returns True if each says yes.
@@ -70,10 +70,12 @@ class ProbeSession:
         self.make_step = make_step or STEP_OF_MODE[options.mode]
         self.budget_bytes, self.options = budget_bytes, options
         self.is_used, self._notes = False, Notes()
-        self._memory_bytes = budget_bytes / (1 - options.headroom)
         self._made_step: TrainingStep | None = None
         self._baseline: Baseline | None = None
-        self._limit_bytes = with_room(budget_bytes) if batches.varies else budget_bytes
+
+    @property
+    def _limit_bytes(self) -> int:
+        return with_room(self.budget_bytes) if self.batches.varies else self.budget_bytes
 
     @property
     def warnings(self) -> list[str]:
@@ -220,11 +222,12 @@ class ProbeSession:
 
     def _confirm(self, batch_size: int, run: Run) -> None:
         next_batch = self._begin(batch_size, is_first=True)
+        memory_bytes = self.budget_bytes / (1 - self.options.headroom)
         watch = PeakWatch(
             self.budget_bytes,
             least_steps=self.options.confirm_steps,
             peaks_wander=not self.device.leaves_no_trace,
-            headroom_bytes=self._memory_bytes - self.budget_bytes,
+            headroom_bytes=memory_bytes - self.budget_bytes,
             batches_vary=self.batches.varies,
         )
         with recording(self.device.torch_device) as run.recorder:
@@ -247,7 +250,7 @@ class ProbeSession:
             self._notes.add(self.device.shapes_warning(run.in_use_after_steps))
         is_alone = self.options.mode == "train" and not self.options.strategy
         if is_alone and not run.note:
-            self._notes.add(late_gradients_warning(self._step_of_setup, run, self._memory_bytes))
+            self._notes.add(late_gradients_warning(self._step_of_setup, run, memory_bytes))
 
     def _step(self, batch_size: int, next_batch: Callable[[], Any], run: Run) -> int:
         """Run one step and return its peak memory in bytes."""

@@ -8,12 +8,7 @@ from dataclasses import dataclass, field
 
 from batchfinder.results.memory_model import Phase
 from batchfinder.results.record import Record
-from batchfinder.units import MIB, format_bytes, format_seconds
-
-# The context, loaded kernels and library handles of one process on a GPU, outside the allocator:
-# about 0.3 to 0.5 GB since CUDA 11.7, which loads kernels lazily. No function separates this from
-# the memory of other processes.
-CONTEXT_BYTES = 512 * MIB
+from batchfinder.units import format_bytes, format_seconds
 
 VARIED_NOTE = "it fits, but leaves too little room for other orders of batches that differ in shape"
 SHORT_LIVED_NOTE = (

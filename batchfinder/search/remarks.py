@@ -7,7 +7,6 @@ import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from batchfinder.results.probe import (
-    CONTEXT_BYTES,
     FORESEEN_NOTE,
     LEAK_WARNING,
     SHORT_LIVED_NOTE,
@@ -44,6 +43,7 @@ EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 def warnings_about(
     finding: Finding,
+    probes: Sequence[Probe],
     prober: Prober,
     bounds: Bounds,
     *,
@@ -53,12 +53,13 @@ def warnings_about(
 
     Args:
         finding: how the search ended.
-        prober: the prober that ran it.
+        probes: all probes, in the order in which they ran.
+        prober: the prober that ran them.
         bounds: the sizes that it could try.
         expanded: guesses the largest size under expandable segments, from the answer without. None
             if the device's allocator has none, or they are on.
     """
-    if finding.answer is not None and (free := _crowded(finding.answer, prober)) is not None:
+    if (free := _crowded(finding.answer, probes, prober)) is not None:
         yield (
             f"only {format_bytes(max(0, free))} of the device are free in a step at the answer: "
             "kernels, libraries or other processes have used what should stay free. Later steps "
@@ -118,7 +119,8 @@ def notes_about(finding: Finding, prober: Prober, bounds: Bounds) -> Iterator[st
     if outside:
         yield (
             f"outside PyTorch's allocator, {format_bytes(outside)} of the device were in use: the "
-            "CUDA context, kernels and libraries, and other processes"
+            "CUDA context, kernels and libraries, and other processes. The budget left by them was "
+            f"{format_bytes(prober.budget_bytes)}"
         )
     is_final = finding.status is not Status.TIME_LIMIT
     if finding.failure is None or finding.answer is None or not is_final:
@@ -164,13 +166,16 @@ def _used_the_budget(answer: Probe, failure: Probe, prober: Prober) -> bool:
     return kept >= MOST_OF_BUDGET * prober.budget_bytes
 
 
-def _crowded(answer: Probe, prober: Prober) -> int | None:
+def _crowded(answer: Probe | None, probes: Sequence[Probe], prober: Prober) -> int | None:
     """Return the free bytes of a device that is full, although some should stay free; else None."""
-    capacity, outside = prober.capacity_bytes or 0, answer.outside_bytes or 0
+    if answer is None or not answer.outside_bytes:
+        return None
+    capacity, outside = prober.capacity_bytes or 0, answer.outside_bytes
     free = capacity - outside - (answer.peak_reserved_bytes or 0)
-    kept = capacity - (prober.used_by_others_bytes or 0) - prober.budget_bytes
-    headroom = kept - min(outside, CONTEXT_BYTES)
-    return free if outside and free < FULL * capacity < headroom / 2 else None
+    # The first size that fits decides the budget.
+    before = next((probe.outside_bytes or 0 for probe in probes if probe.fits), 0)
+    headroom = capacity - before - prober.budget_bytes
+    return free if free < FULL * capacity < headroom / 2 else None
 
 
 def may_leave_holes(environment: Iterable[str] = ()) -> bool:

@@ -88,7 +88,7 @@ def run_search(
     def search_within(bounds: Bounds) -> Finding:
         return search(
             run,
-            budget_bytes=prober.budget_bytes,
+            budget_bytes=lambda: prober.budget_bytes,
             bounds=bounds,
             is_repeatable=prober.is_repeatable,
             guess=head_start.of(prober, bounds),
@@ -111,7 +111,7 @@ def run_search(
     passed_over = holes(proved.probes if proved else probes)
     bounds = (passed_over and bounds.powers_of_two()) or bounds
     expanded = head_start.expand if prober.may_expand else None
-    of_the_finding = warnings_about(finding, prober, bounds, expanded=expanded)
+    of_the_finding = warnings_about(finding, probes, prober, bounds, expanded=expanded)
     warnings = [
         *head_start.notes,
         *prober.warnings,

@@ -69,7 +69,7 @@ class Finding:
 def search(
     run: RunProbe,
     *,
-    budget_bytes: int,
+    budget_bytes: int | Callable[[], int],
     bounds: Bounds = ALL_SIZES,
     is_repeatable: bool = True,
     guess: MakeGuess | None = None,
@@ -82,7 +82,8 @@ def search(
 
     Args:
         run: runs one size and returns its probe.
-        budget_bytes: memory that a step may use. It guides the belief.
+        budget_bytes: memory that a step may use; a function if probes may lower it. It guides the
+            belief.
         bounds: the sizes that may be tried.
         is_repeatable: True if a size that ran one step will run many, in any process. If not, the
             differences between readings decide how wide the final bracket is.
@@ -123,9 +124,10 @@ def search(
         37
     """
     prices = prices or Prices(REPEATABLE_STEPS if is_repeatable else UNREPEATABLE_STEPS)
+    budget = budget_bytes if callable(budget_bytes) else lambda: budget_bytes
     known = Bracket(
         bounds,
-        round(budget_bytes * (1 - prices.room)),
+        round(budget() * (1 - prices.room)),
         is_repeatable=is_repeatable,
         coarseness=prices.resolution,
         probes_prove=prices.probes_prove,
@@ -142,6 +144,7 @@ def search(
             answer = known.confirmed.get(known.low_confirmed)
             return Finding(Status.TIME_LIMIT, answer, known.failure)
         probe = run(*move)
+        known.budget_bytes = round(budget() * (1 - prices.room))
         known.record(probe, move.confirm or probe.confirmed)  # a launch always confirms
     confirmation = known.confirmed.get(known.low)
     if confirmation is None:

@@ -7,6 +7,7 @@ import random
 import re
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -188,6 +189,32 @@ def test_what_another_process_holds_is_not_in_the_budget() -> None:
         other.communicate("")
 
     assert beside.budget_bytes <= alone.budget_bytes - 0.95 * held_bytes
+
+
+def test_what_steps_use_outside_the_allocator_is_not_in_the_budget() -> None:
+    """As libraries and kernels do; here another process, from the first step on."""
+    model, held_bytes = wide_model(), GIB // 2
+    alone = find_max_batch(model, wide_sample(), device=DEVICE, memory_limit=LIMIT)
+    with ExitStack() as opened:
+
+        def grow(*_: object) -> None:
+            hook.remove()
+            command = [sys.executable, "-c", HOLD_MEMORY, str(held_bytes)]
+            pipe = subprocess.PIPE
+            other = opened.enter_context(
+                subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+            )
+            assert other.stdin is not None
+            assert other.stdout is not None
+            opened.callback(other.stdin.close)
+            assert other.stdout.readline() == "holding\n"
+
+        hook = model.register_forward_pre_hook(grow)
+        grown = find_max_batch(model, wide_sample(), device=DEVICE, memory_limit=LIMIT)
+
+    assert grown.budget_bytes <= alone.budget_bytes - 0.95 * held_bytes
+    assert grown.batch_size < alone.batch_size
+    assert grown.cost_full_size_steps < alone.cost_full_size_steps + 3
 
 
 def test_a_model_in_host_memory_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from batchfinder.launching.hook.requests import MOST_READINGS, Requests
 from batchfinder.launching.options import RunOptions
 from batchfinder.launching.prober import LaunchProber
-from batchfinder.launching.record import LENGTHS_STEPS, Record
+from batchfinder.launching.record import LENGTHS_STEPS, Record, budget_left
 from batchfinder.launching.template import Template
 from batchfinder.launching.verdict import judge
 from batchfinder.results.memory_model import Phase
@@ -95,6 +95,15 @@ def step(shape: list[int], held: int = 2**20) -> dict[str, Any]:
         "elements": 8,
     }
     return {"event": "step", "pid": 7, "shapes": [shape], **memory, **facts}
+
+
+@pytest.mark.parametrize(("outside", "left"), [(300, 900), (50, 1000), (None, 1000)])
+def test_what_a_script_uses_outside_the_allocator_is_left_out_of_its_budget(
+    outside: int | None, left: int
+) -> None:
+    report = {"budget_bytes": 1000, "outside_before": 100}
+    report |= {} if outside is None else {"outside": outside}  # it ran out of memory at once
+    assert budget_left(report, headroom=0.5) == left
 
 
 def test_the_driver_keeps_the_last_recording_of_a_process() -> None:

@@ -65,13 +65,7 @@ class Memory:
             return
         cuda, order = self._torch.cuda, self._order
         with cuda.device(index):
-            free, total = cuda.mem_get_info(index)
-            if cuda.get_device_properties(index).is_integrated and not self._torch.version.hip:
-                # Files in the host's cache are no use of it (probing/devices/cuda.py).
-                text = Path("/proc/meminfo").read_text()
-                if found := re.search(r"^MemAvailable: *(\d+) kB", text, re.MULTILINE):
-                    free = max(free, min(total, 1024 * int(found[1])))
-            elsewhere = max(0, total - free - cuda.memory_reserved(index))
+            elsewhere, total = self._outside_and_total(index)
             context = min(elsewhere, CONTEXT_BYTES)
             others = elsewhere - context
             usable = min(order["limit_bytes"] or total, total - others)
@@ -84,7 +78,22 @@ class Memory:
             "capacity_bytes": total,
             "used_by_others_bytes": others,
             "budget_bytes": budget,
+            "outside_before": elsewhere,
         }
+
+    def _outside_and_total(self, index: int) -> tuple[int, int]:
+        cuda = self._torch.cuda
+        free, total = cuda.mem_get_info(index)
+        if cuda.get_device_properties(index).is_integrated and not self._torch.version.hip:
+            # Files in the host's cache are no use of it (probing/devices/cuda.py).
+            text = Path("/proc/meminfo").read_text()
+            if found := re.search(r"^MemAvailable: *(\d+) kB", text, re.MULTILINE):
+                free = max(free, min(total, 1024 * int(found[1])))
+        return max(0, total - free - cuda.memory_reserved(index)), total
+
+    def outside(self) -> int:
+        """Return the bytes of the device in use outside the allocator; 0 on the CPU."""
+        return 0 if self.index is None else self._outside_and_total(self.index)[0]
 
     def guess_device(self) -> None:
         """Note the device of a script without an optimizer: CUDA if it is initialized."""

@@ -227,6 +227,7 @@ class Steps:
             phases={phase: peak for phase, peak in self._phases.items() if peak},
             allocated=self._allocated,
             reserved=self._reserved,
+            outside=self._memory.outside(),
             retries=retries - self._retries,
         )
         self._retries = retries

@@ -156,6 +156,9 @@ class RankedProber(AtPlace):
         attempts = [Attempt.from_dict(attempt) for attempt in said]
         for attempt in attempts:
             self.notes.add(*attempt.warnings)
+        known = zip(attempts, self._budgets, strict=True)
+        self._budgets = [attempt.budget_bytes or budget for attempt, budget in known]
+        self.lower_budget(min(self._budgets))
         return consensus(attempts, self._budgets, batch_size, confirm)
 
 

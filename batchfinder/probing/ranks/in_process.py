@@ -25,9 +25,9 @@ from batchfinder.probing.notes import Notes
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.ranks.consensus import RankedProber
 from batchfinder.probing.ranks.meeting import Meeting
-from batchfinder.probing.workers.here import Here, Ranks
+from batchfinder.probing.workers.here import Here
 from batchfinder.probing.workers.supervisor import NOT_CLEAN_WARNING
-from batchfinder.probing.workers.worker import Order
+from batchfinder.probing.workers.worker import Order, Ranks
 from batchfinder.results.probe import Probe
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.training.parallel import uncompiled

@@ -17,7 +17,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import count
 from typing import Any, TypeVar
@@ -120,6 +120,8 @@ class RankProber(RankedProber, Supervisor):
         said = self.meeting.gather(attempt.to_dict())
         common = self._consensus(said, batch_size, confirm)
         self._take_note(common)
+        own = self._budgets[self.meeting.job.rank]
+        self.options = replace(self.options, budget_bytes=own)
         return common
 
     def _start(self) -> Place:

@@ -6,7 +6,7 @@ import gc
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,10 +23,10 @@ from batchfinder.probing.devices.device import budget
 from batchfinder.probing.devices.versions import versions
 from batchfinder.probing.host_batches import check_room_for_copies
 from batchfinder.probing.notes import Notes
-from batchfinder.probing.place import Place
+from batchfinder.probing.place import Place, lowered
 from batchfinder.probing.session import ProbeSession
 from batchfinder.probing.steadiness import DIFFERING_STEPS
-from batchfinder.probing.workers.worker import Order, Worker
+from batchfinder.probing.workers.worker import Order, Ranks, Worker
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.training.optimizer import find_optimizer
 from batchfinder.training.sample import BatchMaker
@@ -34,23 +34,6 @@ from batchfinder.training.setup import TrainingSetup
 from batchfinder.training.state.process_settings import generator, host_numbers, undone
 from batchfinder.training.state.reach import reachable
 from batchfinder.training.state.snapshot import Snapshot, preserved_state
-from batchfinder.training.step import TrainingStep
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """The ranks that train together with this process.
-
-    Attributes:
-        local_world_size: the number of ranks on this machine.
-        all_agree: asks all ranks; returns True if each says yes.
-        make_step: makes the training step like :class:`TrainingStep`, from the batches, the size to
-            warm up with, and the arguments of a step; None for the step of the mode.
-    """
-
-    local_world_size: int
-    all_agree: Callable[[bool], bool]
-    make_step: Callable[..., TrainingStep] | None = None
 
 
 class Here(Worker):
@@ -106,6 +89,7 @@ class Here(Worker):
             find_optimizer(self._setup.optimizer)  # reports a wrong name at once
         self._batches = BatchMaker.of(self._setup, options.batch_dim)
         memory = self._device.memory()
+        self._outside_bytes = memory.used_by_others_bytes + memory.context_bytes
         facts: dict[str, str] = {}
         if self._ranks is not None:
             from batchfinder.probing.workers.group import facts_of, shared
@@ -141,6 +125,10 @@ class Here(Worker):
             self._set_out()
         self._session = self._session or self._new_session()
         attempt = self._tried(self._session, batch_size, confirm)
+        if attempt.probe.fits and self._options.warm_up_batch_size is None:
+            self._options = replace(self._options, warm_up_batch_size=batch_size)
+            if self._exceeds_lowered_budget(self._session, attempt.probe):
+                return self.attempt(batch_size, confirm)
         is_reusable = attempt.is_reusable
         self._left_memory = not is_reusable and self._ranks is None
         if confirm:
@@ -152,6 +140,7 @@ class Here(Worker):
             is_reusable=is_reusable,
             warnings=self.notes.texts,
             restoring_seconds=time.perf_counter() - started - attempt.probe.seconds,
+            budget_bytes=self.place.budget_bytes,
         )
 
     def _tried(self, session: ProbeSession, batch_size: int, confirm: bool) -> Attempt:
@@ -165,8 +154,6 @@ class Here(Worker):
             self.notes.add(*session.warnings)
         if attempt.is_broken and not self.is_replaceable:
             raise self._given_up(attempt.probe)
-        if attempt.probe.fits and self._options.warm_up_batch_size is None:
-            self._options = replace(self._options, warm_up_batch_size=batch_size)
         if confirm and attempt.probe.fits:
             recorded = attempt.recording
             self._differs |= recorded is not None and steps_differ(recorded)
@@ -180,6 +167,20 @@ class Here(Worker):
         least_steps = max(least_steps, self._least_steps)
         self._options = replace(self._options, confirm_steps=least_steps)
         return attempt
+
+    def _exceeds_lowered_budget(self, session: ProbeSession, probe: Probe) -> bool:
+        """Leave room for what the first steps use outside the allocator.
+
+        Return True if this probe did not, so it has to run again. Ranks cannot do so alone.
+        """
+        grown_bytes = (probe.outside_bytes or 0) - self._outside_bytes
+        budget_bytes = lowered(session.budget_bytes, grown_bytes, self._options.headroom)
+        if budget_bytes == session.budget_bytes:
+            return False
+        session.budget_bytes = budget_bytes
+        self.place = replace(self.place, budget_bytes=budget_bytes)
+        self._opened.enter_context(self._device.limited_to(budget_bytes))
+        return self._ranks is None and (probe.peak_reserved_bytes or 0) > budget_bytes
 
     def limit_lifted_on_heap(self) -> AbstractContextManager[None]:
         """Lift the memory limit for a block if memory is from a heap, where frees leave holes."""

@@ -10,9 +10,9 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.workers.here import Here, Ranks
+from batchfinder.probing.workers.here import Here
 from batchfinder.probing.workers.setup_source import load_from, mark_as_worker
-from batchfinder.probing.workers.worker import EstimateOrder, Order
+from batchfinder.probing.workers.worker import EstimateOrder, Order, Ranks
 from batchfinder.search.bounds import Bounds
 from batchfinder.training.parallel import has_compiled
 from batchfinder.training.user_traceback import error_line

@@ -127,6 +127,9 @@ class Supervisor(AtPlace):
         self._is_used = True
         self.notes.add(*attempt.warnings)
         self.seconds_by_part["restoring"] += attempt.restoring_seconds
+        if attempt.budget_bytes is not None:
+            self.lower_budget(attempt.budget_bytes)
+            self.options = replace(self.options, budget_bytes=attempt.budget_bytes)
         if attempt.recording is not None and self.recordings is not None:
             self.recordings[attempt.probe.batch_size] = attempt.recording
         if attempt.probe.fits and self.options.warm_up_batch_size is None:

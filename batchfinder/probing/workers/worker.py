@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from batchfinder.probing.attempt import Attempt
 from batchfinder.probing.notes import Notes
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.probing.place import Place
 from batchfinder.search.bounds import Bounds
+
+if TYPE_CHECKING:
+    from batchfinder.training.step import TrainingStep
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,22 @@ class Order:
     options: ProbeOptions
     group: Mapping[str, Any] | None = None
     estimate: EstimateOrder | None = None
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks that train together with this process.
+
+    Attributes:
+        local_world_size: the number of ranks on this machine.
+        all_agree: asks all ranks; returns True if each says yes.
+        make_step: makes the training step like :class:`TrainingStep`, from the batches, the size to
+            warm up with, and the arguments of a step; None for the step of the mode.
+    """
+
+    local_world_size: int
+    all_agree: Callable[[bool], bool]
+    make_step: Callable[..., TrainingStep] | None = None
 
 
 class Worker(Protocol):

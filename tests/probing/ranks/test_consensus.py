@@ -21,7 +21,9 @@ from batchfinder.errors import (
     WorkerReleasedError,
 )
 from batchfinder.probing.attempt import Attempt
-from batchfinder.probing.ranks.consensus import check_none_raised, consensus
+from batchfinder.probing.notes import Notes
+from batchfinder.probing.place import Place
+from batchfinder.probing.ranks.consensus import RankedProber, check_none_raised, consensus
 from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import Outcome, Probe
 
@@ -112,6 +114,15 @@ def test_what_another_ranks_end_looks_like(text: str) -> None:
 )
 def test_what_is_the_users_own(text: str) -> None:
     assert not Attempt.of_error(UserCodeError(text)).lost
+
+
+def test_the_least_budget_that_the_first_steps_left_a_rank_counts() -> None:
+    prober = RankedProber()
+    prober.notes, prober._budgets = Notes(), [100, 90]
+    prober.settle(Place("2 x paper", 1000, 0, 90, is_repeatable=True, versions={}))
+    said = [replace(attempt(), budget_bytes=each).to_dict() for each in (80, None)]
+    prober._consensus(json.loads(json.dumps(said)), 8, confirm=False)
+    assert (prober._budgets, prober.budget_bytes) == ([80, 90], 80)
 
 
 def test_an_error_of_one_rank_is_named_and_one_of_all_is_not() -> None:

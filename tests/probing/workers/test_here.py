@@ -6,7 +6,8 @@ import copy
 import io
 import queue
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -24,13 +25,17 @@ from batchfinder import (
 )
 from batchfinder.errors import DeviceError, UsageError
 from batchfinder.probing.choose_prober import choose_prober
+from batchfinder.probing.devices.cpu import CpuDevice
+from batchfinder.probing.devices.device import DeviceMemory, Peaks
 from batchfinder.probing.options import ProbeOptions
+from batchfinder.probing.workers import here
 from batchfinder.probing.workers.here import Here
 from batchfinder.probing.workers.process_worker import ProcessWorker
 from batchfinder.probing.workers.supervisor import Supervisor
 from batchfinder.search.bounds import Bounds
 from batchfinder.search.run import run_search
 from batchfinder.training.complete_setup import completed
+from batchfinder.units import GIB, MIB
 
 SAMPLE = torch.randn(3, 4), torch.tensor([0, 1, 1])
 UP_TO_SIX = Bounds.of(2, 6)
@@ -256,6 +261,38 @@ def test_every_probe_trains_and_a_confirmation_starts_from_scratch() -> None:
     prober.close()
     assert len(optimizer.state) == 0
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("peak_mib", "steps"), [(360, 2), (400, 3)])
+def test_what_the_first_steps_use_outside_the_allocator_lowers_the_budget(
+    peak_mib: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A size that needs more than is left runs again."""
+    limits, told = list[int](), list[None]()
+
+    class Growing(CpuDevice):
+        def memory(self) -> DeviceMemory:
+            return DeviceMemory(GIB, 0, 224 * MIB, 0)
+
+        @contextmanager
+        def limited_to(self, budget_bytes: int) -> Iterator[None]:
+            limits.append(budget_bytes)
+            yield
+
+        def peaks(self) -> Peaks:
+            reserved = peak_mib if len(limits) == 1 else 300
+            return Peaks(MIB, reserved * MIB, outside_bytes=300 * MIB)
+
+    monkeypatch.setattr(here, "choose_device", lambda *_: Growing())
+    worker = Here(TrainingSetup(Net(), SAMPLE), on_step=lambda: told.append(None))
+    prober = Supervisor(worker, ProbeOptions(device="cpu", headroom=0.5))
+    assert prober.budget_bytes == 400 * MIB
+    assert prober.probe(2).fits
+    assert prober.probe(3).fits
+    prober.close()
+    assert limits == [400 * MIB, 362 * MIB]
+    assert prober.budget_bytes == 362 * MIB
+    assert len(told) == steps + 1
 
 
 def test_on_the_cpu_sizes_are_tried_in_forks() -> None:
