@@ -69,6 +69,8 @@ class TrainingProcess:
         is_early = not self.peaks or (len(self.peaks) == 2 and report.get("steps") == 1)
         self.retries = 0 if is_early else report["retries"]
         self.peaks.append(report["reserved"])
+        if len(self.peaks) == 2 and report.get("tries_kernels"):  # in workspaces, in the first step
+            self.allocated, self.phases = 0, {}
         self.seconds.append(report["seconds"])
         self.allocated = max(self.allocated, report["allocated"])
         for name, peak in report["phases"].items():

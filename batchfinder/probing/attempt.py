@@ -123,8 +123,13 @@ def error_from_dict(data: Mapping[str, Any]) -> BatchFinderError:
 
 @dataclass
 class Run:
-    """The readings of one probe's steps so far."""
+    """The readings of one probe's steps so far.
 
+    If the first step ``tries_kernels``, as with ``torch.backends.cudnn.benchmark``, each gets a
+    workspace as large as fits. No later step needs it, so only they show what grows with the size.
+    """
+
+    tries_kernels: bool = False
     steps: int = 0
     samples: int = 0
     steps_seconds: list[float] = field(default_factory=list)
@@ -139,6 +144,14 @@ class Run:
     note: str = ""
     recorder: Recorder | None = None
     steps_differ: bool = False
+
+    def begin_step(self, samples: int) -> None:
+        """Note that a step begins."""
+        self.steps += 1
+        self.samples += samples
+        if self.tries_kernels and self.steps == 2:
+            self.allocated_bytes = self.reserved_bytes = 0
+            self.phase_peak_bytes.clear()
 
     def recording(self, probe: Probe, *, batches_vary: bool) -> Recording | None:
         """Return the requests of the steps that ended; None if they were not recorded."""

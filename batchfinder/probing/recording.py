@@ -5,6 +5,7 @@ The hook of ``batchfinder run`` loads this file in the user's script.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
@@ -69,19 +70,24 @@ class Recorder:
         streams = [stream for _, stream in self._held.values()]
         numbers = {address: number for number, address in enumerate(self._held)}
         count, steps = len(numbers), []
-        for start, end in pairwise(self._ends):
+        traces = [_events(self._trace[start:end]) for start, end in pairwise(self._ends)]
+        end = len(traces) - self._validations
+        if torch.backends.cudnn.benchmark:
+            for alike in (slice(0, end), slice(end, None)):
+                if len(traces[alike]) > 1:
+                    traces[alike.start] = _without_trials(*traces[alike][:2])
+        for trace in traces:
             events: list[int] = []
-            for entry in self._trace[start:end]:
+            for entry in trace:
                 if entry["action"] == "alloc":
                     numbers[entry["addr"]] = count
                     count += 1
                     events.append(entry["size"])
                     streams.append(entry["stream"])
-                elif entry["action"] == "free_completed" and entry["addr"] in numbers:
+                elif entry["addr"] in numbers:
                     events.append(~numbers.pop(entry["addr"]))
             steps.append(tuple(events))
         order = {stream: number for number, stream in enumerate(dict.fromkeys(streams))}
-        end = len(steps) - self._validations
         return {
             "held": tuple(size for size, _ in self._held.values()),
             "steps": tuple(steps[:end]),
@@ -89,6 +95,31 @@ class Recorder:
             "validations": tuple(steps[end:]),
             "settings": self._settings,
         }
+
+
+def _events(trace: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [entry for entry in trace if entry["action"] in ("alloc", "free_completed")]
+
+
+def _without_trials(
+    first: list[dict[str, Any]], second: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the first of two steps without the workspaces of kernels that cuDNN only tried there.
+
+    Each is freed at once, and not requested in the second step.
+    """
+    usual = Counter(entry["size"] for entry, _ in _freed_at_once(second))
+    tried = set[int]()
+    for entry, freed in _freed_at_once(first):
+        usual[entry["size"]] -= 1
+        if usual[entry["size"]] < 0:
+            tried |= {id(entry), id(freed)}
+    return [entry for entry in first if id(entry) not in tried]
+
+
+def _freed_at_once(events: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    are_of_one_block = ((a, b) for a, b in pairwise(events) if a["addr"] == b["addr"])
+    return [(a, b) for a, b in are_of_one_block if a["action"] == "alloc"]
 
 
 @contextmanager

@@ -135,7 +135,8 @@ class ProbeSession:
 
     def _run(self, batch_size: int, confirm: bool) -> Run:
         handled = sys.exc_info()[1]  # the caller handles it: not an error of the step
-        run = Run(steps_differ=self.batches.varies and self.device.leaves_no_trace)
+        run = Run(tries_kernels=torch.backends.cudnn.benchmark and self.device.leaves_no_trace)
+        run.steps_differ = self.batches.varies and self.device.leaves_no_trace
         limit = self.device.limited_to(self._limit_bytes) if run.steps_differ else nullcontext()
         try:
             with torch.inference_mode(False), torch.enable_grad(), limit:
@@ -188,7 +189,7 @@ class ProbeSession:
             run.samples += warm_up.samples
             self.clean()
             self._baseline = Baseline.of(self.device, self.budget_bytes)
-        self._steps(batch_size, 1 if self.is_used else WARM_UP_STEPS, run)
+        self._steps(batch_size, 1 if self.is_used and not run.tries_kernels else WARM_UP_STEPS, run)
 
     def _steps(self, batch_size: int, steps: int, run: Run) -> None:
         next_batch = partial(self._begin(batch_size, is_first=not self.is_used), 0)
@@ -256,8 +257,7 @@ class ProbeSession:
         """Run one step and return its peak memory in bytes."""
         step = self._step_of_setup
         self.is_used = True
-        run.steps += 1
-        run.samples += batch_size * step.micro_batches
+        run.begin_step(batch_size * step.micro_batches)
         started = time.perf_counter()
         retries = self.device.allocation_retries()
         hooks = [lambda: self._read(Phase.FORWARD, run)] if self.device.leaves_no_trace else []

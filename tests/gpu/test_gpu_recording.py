@@ -83,6 +83,35 @@ def test_a_simulation_foresees_how_steps_go_on() -> None:
     assert later.peaks == [*watch.peaks, kept + 130 * MIB]
 
 
+def test_workspaces_that_only_the_first_step_tries_are_not_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """cuDNN's benchmark tries each kernel with a workspace as large as fits."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    device = torch.empty(0, device=DEVICE).device
+
+    def ask(mib: int) -> torch.Tensor:
+        return torch.empty(mib * MIB, dtype=torch.uint8, device=DEVICE)
+
+    def run(*tried: int) -> None:
+        output = ask(30)
+        for each in (*tried, 20):
+            ask(each)
+        del output
+
+    with recording(device) as recorder:
+        for end in (recorder.end_step, recorder.end_validation):
+            for tried in ([300, 20], []):
+                run(*tried)
+                end()
+        fields = recorder.recording()
+
+    assert fields is not None
+    for step in (*fields["steps"], *fields["validations"]):
+        assert [event // MIB for event in step if event > 0] == [30, 20]
+    assert [len(fields["steps"]), len(fields["validations"])] == [2, 2]
+
+
 def test_validations_are_recorded_apart_from_the_steps() -> None:
     device = torch.empty(0, device=DEVICE).device
 

@@ -106,6 +106,14 @@ def test_what_a_script_uses_outside_the_allocator_is_left_out_of_its_budget(
     assert budget_left(report, headroom=0.5) == left
 
 
+def test_workspaces_of_kernels_that_the_first_step_tries_are_no_peak() -> None:
+    record = Record(4, steps=3, headroom=0.05, cpu_budget_bytes=None)
+    for held in (500, 200, 300):
+        peaks = {"allocated": held, "phases": {"forward": held}, "tries_kernels": True}
+        record.add(step([4, 8], held) | peaks)
+    assert (record.trainers[7].allocated, record.trainers[7].phases[Phase.FORWARD]) == (300, 300)
+
+
 def test_the_driver_keeps_the_last_recording_of_a_process() -> None:
     record = Record(4, steps=3, headroom=0.05, cpu_budget_bytes=None)
     record.add({"event": "recording", "pid": 7, "held": [], "steps": [[512]], "streams": []})

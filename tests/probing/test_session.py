@@ -252,6 +252,19 @@ def test_gradients_that_a_loop_may_clear_late_are_told_if_they_exceed_the_memory
     assert ours.warnings == [warning] * warns
 
 
+@pytest.mark.parametrize("confirm", [False, True])
+def test_where_the_first_step_tries_kernels_only_later_steps_show_the_peak(
+    confirm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    probes, _ = session(FakeDevice(peak=5000, grown=[-3000]))
+    probe = probes.probe(3, confirm=confirm).probe
+    assert probe.peak_allocated_bytes == max(probe.phase_peak_bytes.values()) == 2000
+    assert probe.steps == (3 if confirm else 2)
+    if not confirm:
+        assert probes.probe(4).probe.steps == 2
+
+
 def test_every_step_is_told_as_it_ends() -> None:
     steps = []
     ours, _ = session(on_step=lambda: steps.append(1))

@@ -228,6 +228,7 @@ class Steps:
             allocated=self._allocated,
             reserved=self._reserved,
             outside=self._memory.outside(),
+            tries_kernels=self._torch.backends.cudnn.benchmark,
             retries=retries - self._retries,
         )
         self._retries = retries
