@@ -15,9 +15,9 @@ from parts.case import RESULTS, ROOT, markdown_table, save, survived
 from parts.peers import STEPS, bisected
 
 from batchfinder.probing.options import ProbeOptions
-from batchfinder.probing.session import THRASHING_STEPS
 from batchfinder.results.memory_model import Phase
 from batchfinder.results.probe import Outcome, Probe
+from batchfinder.search.plan import THRASHING_PROBE
 from batchfinder.search.search import search
 from batchfinder.simulation.gpus import find_gpu
 from batchfinder.simulation.prober import SimulatedProber, phase_peaks
@@ -89,7 +89,7 @@ class PaperGpu:
         """What the search calls."""
         replay = self.prober.replay(batch_size)
         retries = replay.retries if replay.fits else 0
-        steps = ProbeOptions.confirm_steps if confirm else THRASHING_STEPS if retries else 1
+        steps = ProbeOptions.confirm_steps if confirm else THRASHING_PROBE if retries else 1
         probe = Probe(
             batch_size,
             Outcome.FITS if replay.trains else Outcome.OOM,
