@@ -47,6 +47,7 @@ class SearchMemory:
         self._facts |= {"device": prober.device, "versions": dict(prober.versions), **facts}
         text = json.dumps(self._facts, sort_keys=True, default=str)
         self.key = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+        self._facts["budget_bytes"] = prober.budget_bytes  # steps may lower it; others change it
         try:
             answer = self._cache.recall(self.key)
         except CacheError as error:

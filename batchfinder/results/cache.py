@@ -58,7 +58,7 @@ class CachedAnswer:
     def remembered(self) -> Remembered | None:
         """Return the answer with its evidence; None if the row holds no such answer."""
         try:
-            return Remembered.of(self.result, self.when)
+            return Remembered.of(self.result, self.when, self.facts.get("budget_bytes"))
         except (KeyError, ValueError, TypeError, AttributeError, StopIteration):
             return None
 

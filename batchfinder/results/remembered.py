@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from batchfinder.results.memory_model import MemoryModel
 from batchfinder.results.probe import Probe
 from batchfinder.results.result import BatchSizeResult, Status
 from batchfinder.units import format_bytes
@@ -18,9 +18,14 @@ from batchfinder.units import format_bytes
 SAME_PEAK, SAME_PEAK_UNREPEATABLE = 0.01, 0.1
 
 # With a budget below this share of the earlier one, the answer is not worth a confirmation. With a
-# larger budget, the failure above the answer proves nothing. The upper shares allow for the
+# larger budget, the failure above the answer proves nothing. The upper share allows for the
 # difference that other processes make.
-LEAST_BUDGET, MOST_BUDGET, MOST_BUDGET_UNREPEATABLE = 0.95, 1.001, 1.05
+LEAST_BUDGET, MOST_BUDGET = 0.95, 1.05
+
+# Where readings repeat, a larger budget fits at most this many times the examples. Answers differ
+# by as much where the allocator is fragmented (search/bracket.py), and the free memory of a
+# desktop's GPU always does.
+MOST_EXAMPLES = 1.01
 
 
 @dataclass(frozen=True)
@@ -31,9 +36,10 @@ class Remembered:
         batch_size: the answer.
         status: FOUND or CAPPED.
         saved: when it was found, in ISO 8601.
-        budget_bytes: memory that a step could use.
+        budget_bytes: memory that a step could use, as far as was known before the first one.
         probes: the probes of that search.
         failure: the smallest size above the answer that failed; None if none was tried.
+        memory_model: the lines through those probes; None if there are none.
     """
 
     batch_size: int
@@ -42,10 +48,13 @@ class Remembered:
     budget_bytes: int
     probes: tuple[Probe, ...]
     failure: Probe | None
+    memory_model: MemoryModel | None
 
     @classmethod
-    def of(cls, result: Mapping[str, Any], saved: str) -> Remembered:
-        """Read an answer from :meth:`BatchSizeResult.to_dict`.
+    def of(
+        cls, result: Mapping[str, Any], saved: str, budget_bytes: int | None = None
+    ) -> Remembered:
+        """Read an answer from :meth:`BatchSizeResult.to_dict` and its budget before any step.
 
         Raises:
             KeyError, ValueError, TypeError: the data has no such answer.
@@ -55,8 +64,10 @@ class Remembered:
         if failure is not None:
             size = failure["batch_size"]
             failure = next(p for p in probes if p.batch_size == size and not p.fits)
-        budget_bytes, batch_size = int(result["budget_bytes"]), int(result["batch_size"])
-        return cls(batch_size, Status(result["status"]), saved, budget_bytes, probes, failure)
+        budget_bytes = budget_bytes or int(result["budget_bytes"])
+        model = result["memory_model"] and MemoryModel.from_dict(result["memory_model"])
+        status, batch_size = Status(result["status"]), int(result["batch_size"])
+        return cls(batch_size, status, saved, budget_bytes, probes, failure, model)
 
     @staticmethod
     def is_worth_it(result: BatchSizeResult) -> bool:
@@ -65,10 +76,15 @@ class Remembered:
 
     def suits(self, budget_bytes: int, *, is_repeatable: bool) -> bool:
         """Return True if the answer is worth a confirmation with this budget."""
-        most = MOST_BUDGET if is_repeatable else MOST_BUDGET_UNREPEATABLE
-        if self.status is Status.CAPPED:
-            most = math.inf
-        return LEAST_BUDGET <= budget_bytes / self.budget_bytes <= most
+        share = budget_bytes / self.budget_bytes
+        if share <= 1 or self.status is Status.CAPPED:
+            return share >= LEAST_BUDGET
+        if self.memory_model and is_repeatable:
+            fit = self.memory_model.max_batch_size
+            more = (fit(budget_bytes) or 1) / (fit(self.budget_bytes) or 1)
+        else:
+            more = share if is_repeatable else 1
+        return share <= MOST_BUDGET and more <= MOST_EXAMPLES
 
     def is_proved_by(self, probe: Probe, *, is_repeatable: bool) -> bool:
         """Return True if a confirmation of the batch size proves the answer again."""

@@ -133,7 +133,30 @@ def test_what_has_changed_unseen_is_found_by_the_confirmation(change: dict[str, 
     assert found.notes[0].startswith("the answer of 2026-01-02 03:04+00:00 was 90, but its confirm")
 
 
-@pytest.mark.parametrize(("share", "suits"), [(1.0, True), (0.9, False), (1.01, False)])
+@pytest.mark.parametrize(
+    ("share", "suits"), [(1.0, True), (0.9, False), (1.01, False), (1.009, True)]
+)
 def test_another_amount_of_memory_is_another_search(share: float, suits: bool) -> None:
     answer = remembered(run_search(FakeProber()))
     assert answer.suits(round(share * 1000), is_repeatable=True) is suits
+
+
+@pytest.mark.parametrize(("share", "suits"), [(1.008, True), (1.012, False)])
+@pytest.mark.parametrize("lost", [0.0, 0.1])
+def test_free_memory_may_differ_by_as_much_as_answers_do(
+    share: float, suits: bool, lost: float
+) -> None:
+    """That is one example in a hundred. How much the allocator loses makes no difference."""
+    answer = remembered(run_search(FakeProber(100_000, fragmentation=lost)))
+    assert answer.suits(round(share * 100_000), is_repeatable=True) is suits
+
+
+def test_the_budget_before_the_first_step_is_that_of_the_next_search(tmp_path: Path) -> None:
+    cache, result = AnswerCache(tmp_path), run_search(FakeProber())
+    cache.remember("a", "find", {"budget_bytes": 1200}, result.to_dict())
+    found = cache.recall("a")
+    assert found is not None
+    answer = found.remembered()
+    assert answer is not None
+    assert answer.suits(1200, is_repeatable=True)
+    assert not answer.suits(1000, is_repeatable=True)
