@@ -22,10 +22,10 @@ SAME_PEAK, SAME_PEAK_UNREPEATABLE = 0.01, 0.1
 # difference that other processes make.
 LEAST_BUDGET, MOST_BUDGET = 0.95, 1.05
 
-# Where readings repeat, a larger budget fits at most this many times the examples. Answers differ
-# by as much where the allocator is fragmented (search/bracket.py), and the free memory of a
-# desktop's GPU always does.
-MOST_EXAMPLES = 1.01
+# Where readings repeat, the budget fits up to this share more or fewer examples. Answers differ by
+# as much where the allocator is fragmented (search/bracket.py), and the free memory of a desktop's
+# GPU always does.
+SAME_EXAMPLES = 0.01
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,14 @@ class Remembered:
     def suits(self, budget_bytes: int, *, is_repeatable: bool) -> bool:
         """Return True if the answer is worth a confirmation with this budget."""
         share = budget_bytes / self.budget_bytes
-        if share <= 1 or self.status is Status.CAPPED:
+        if self.status is Status.CAPPED:
             return share >= LEAST_BUDGET
-        if self.memory_model and is_repeatable:
-            fit = self.memory_model.max_batch_size
-            more = (fit(budget_bytes) or 1) / (fit(self.budget_bytes) or 1)
-        else:
-            more = share if is_repeatable else 1
-        return share <= MOST_BUDGET and more <= MOST_EXAMPLES
+        if is_repeatable and self.memory_model:
+            sizes = map(self.memory_model.max_batch_size, (budget_bytes, self.budget_bytes))
+            now, then = (size or 0 for size in sizes)
+            if abs(now - then) > SAME_EXAMPLES * then:
+                return False
+        return LEAST_BUDGET <= share <= MOST_BUDGET
 
     def is_proved_by(self, probe: Probe, *, is_repeatable: bool) -> bool:
         """Return True if a confirmation of the batch size proves the answer again."""

@@ -78,10 +78,8 @@ def run_search(
             on_probe(probe)
         return probe
 
-    seen: list[Probe] = []
-    finding = None
-    if remembered is not None:
-        finding = _confirmed_again(remembered, run, prober.is_repeatable, seen)
+    finding, seen = _confirmed_again(remembered, run, prober, replays=head_start.replays)
+    tried = len(probes)
     proved = remembered if finding else None
     notes = [remembered.note_of_failure(probes[0])] if remembered and not proved else []
 
@@ -102,7 +100,7 @@ def run_search(
         finding = finding or search_within(bounds)
     except BatchTooSmallError as error:
         larger = bounds.without_first(error.least, error.multiple_of)
-        if len(probes) > len(seen) or larger is None:
+        if len(probes) > tried or larger is None:
             raise
         bounds = larger
     if finding is None:  # not above, where later errors would be chained to that one
@@ -161,15 +159,18 @@ def _check(finding: Finding, deadline: Deadline | None) -> None:
 
 
 def _confirmed_again(
-    remembered: Remembered, run: RunProbe, is_repeatable: bool, seen: list[Probe]
-) -> Finding | None:
-    """Confirm an earlier answer. Return None if that does not prove it; ``seen`` gets the probe."""
+    remembered: Remembered | None, run: RunProbe, prober: Prober, *, replays: bool
+) -> tuple[Finding | None, list[Probe]]:
+    """Confirm an earlier answer. Return the finding if that proves it, else what a search knows."""
+    if remembered is None:
+        return None, []
     probe = run(remembered.batch_size, True)
-    if remembered.is_proved_by(probe, is_repeatable=is_repeatable):
-        return Finding(remembered.status, probe, remembered.failure)
+    if remembered.is_proved_by(probe, is_repeatable=prober.is_repeatable):
+        return Finding(remembered.status, probe, remembered.failure), []
+    if replays and not probe.fits:
+        return None, []  # small sizes have to be recorded before any fails
     # No probe has run, so a failure in a later step refutes none.
-    seen.append(probe if probe.fits else replace(probe, steps=min(1, probe.steps)))
-    return None
+    return None, [probe if probe.fits else replace(probe, steps=min(1, probe.steps))]
 
 
 def _timed(

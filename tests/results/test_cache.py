@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from fakes import FakeProber
 
-from batchfinder.errors import CacheError
+from batchfinder.errors import BatchTooSmallError, CacheError
 from batchfinder.results.cache import FILE, AnswerCache
 from batchfinder.results.remembered import Remembered
 from batchfinder.results.result import BatchSizeResult, Status
+from batchfinder.search.head_start import Guess, HeadStart
 from batchfinder.search.run import run_search
 
 WRITER = """
@@ -131,6 +132,21 @@ def test_what_has_changed_unseen_is_found_by_the_confirmation(change: dict[str, 
         None,
     )
     assert found.notes[0].startswith("the answer of 2026-01-02 03:04+00:00 was 90, but its confirm")
+
+
+@pytest.mark.parametrize("least", [1, 2])
+def test_an_answer_that_is_refuted_where_steps_are_replayed_is_searched_as_if_it_were_none(
+    least: int,
+) -> None:
+    """Its failure would keep the search from recording small sizes, and from guessing by them."""
+    too_small = {size: BatchTooSmallError("BatchNorm", least=least) for size in range(1, least)}
+    answer = remembered(run_search(FakeProber(faults=too_small)))
+    start = HeadStart(replay=lambda _: Guess(45))
+    found = run_search(FakeProber(500), head_start=start)
+    prober = FakeProber(500, faults=too_small)
+    again = run_search(prober, head_start=start, remembered=answer)
+    assert (again.batch_size, again.remembered_from) == (found.batch_size, None)
+    assert len(again.probes) <= len(found.probes) + 1
 
 
 @pytest.mark.parametrize(
