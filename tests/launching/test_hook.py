@@ -6,11 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -72,6 +73,36 @@ def test_a_script_runs_on_if_the_allocator_has_no_observers() -> None:
     fake: Any = SimpleNamespace(_C=SimpleNamespace(_cuda_attach_out_of_memory_observer=attach))
     Failures(fake, {"certain": [], "doubtful": []}, report=None, memory=None).begin_cuda()
     assert len(asked) == 1
+
+
+class Ended(BaseException):
+    """The launch is over."""
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_memory_that_runs_out_in_an_operation_counts_if_it_is_raised(goes_on: bool) -> None:
+    """cuDNN goes on with another kernel if it gets no workspace. Scripts swallow what they get."""
+    reported: list[str] = []
+
+    report: Any = Mock(side_effect=lambda event, **_: reported.append(event))
+    report.pause.side_effect = Ended
+    memory = SimpleNamespace(train_on=lambda _: None, identity=dict, peaks=dict)
+    failures = Failures(torch, {"certain": [], "doubtful": []}, report, memory)
+
+    ran_out: Any = partial(failures._ran_out, 0, 2**20, 0, 0)
+
+    def fail() -> bool:
+        raise torch.cuda.OutOfMemoryError
+
+    def script() -> None:
+        with suppress(torch.cuda.OutOfMemoryError):
+            ran_out() or ran_out() or goes_on or fail()  # one line, as one operation
+
+    before = sys.gettrace()
+    with nullcontext() if goes_on else pytest.raises(Ended):
+        script()
+    assert reported == ([] if goes_on else ["out_of_memory"])
+    assert sys.gettrace() is before
 
 
 def test_a_script_may_train_on_another_device_than_a_full_one(

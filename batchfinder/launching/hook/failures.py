@@ -17,6 +17,10 @@ _LAST_LINES = 40  # of a traceback in a report: enough for the innermost ten cal
 SEEN = "_batchfinder_seen"
 
 
+def _ignore(*_: Any) -> None:
+    """Trace no function that is called from now on."""
+
+
 class Failures:
     """Report errors. A certain out-of-memory error stops the script until the launch is ended.
 
@@ -61,11 +65,27 @@ class Failures:
             self._report("doubtful", text=match.group())
 
     def _ran_out(self, device: int, requested: int, total: int, free: int) -> None:
-        """Report the allocator's out-of-memory error, even if the script would swallow it."""
-        if self._torch.backends.cudnn.benchmark:  # it tries more than fits, and goes on
+        """Report an out-of-memory error that reaches the script, even if that would swallow it.
+
+        It may not: without a workspace for one kernel of cuDNN, PyTorch goes on with another one.
+        """
+        before = sys.gettrace()
+        try:
+            frame = sys._getframe(1)
+        except ValueError:  # no Python: a backward pass raises it to ``look_at``
             return
-        self._memory.train_on(self._torch.device("cuda", device))
-        self._fail(f"CUDA out of memory. Tried to allocate {requested / 2**20:.2f} MiB")
+        if before is _ignore:  # of one operation, the first says enough
+            return
+
+        def look(frame: Any, event: str, argument: Any) -> None:
+            frame.f_trace = None
+            sys.settrace(before)
+            if event == "exception":
+                self._memory.train_on(self._torch.device("cuda", device))
+                self._fail(f"CUDA out of memory. Tried to allocate {requested / 2**20:.2f} MiB")
+
+        frame.f_trace = look  # told of what follows the operation, in the function that runs it
+        sys.settrace(_ignore)
 
     def _fail(self, text: str) -> None:
         facts = {**self._memory.identity(), **self._memory.peaks()}
