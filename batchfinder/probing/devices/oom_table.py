@@ -93,6 +93,8 @@ _TEXTS: dict[Tier, dict[str, str]] = {
             "intel/intel-extension-for-pytorch/issues/492"
         ),
         "INTERNAL ASSERT FAILED.*CUDACachingAllocator": "pytorch/pytorch/issues/185240",
+        # A CUDA graph being captured when the allocator makes room by freeing its cache.
+        "operation failed due to a previous error during capture": "pytorch/pytorch/pull/187795",
         "NVML_SUCCESS == r INTERNAL ASSERT FAILED": "pytorch/pytorch/issues/112377",
         # "… primitive descriptor" is another failure: oneDNN has no such operation.
         "could not (create|execute) a primitive(?! descriptor)": "pytorch/pytorch/issues/55884",

@@ -208,6 +208,10 @@ CASES: tuple[tuple[BaseException | str, BaseException | str], ...] = (
         RuntimeError('false INTERNAL ASSERT FAILED at "../aten/src/ATen/Context.cpp":12, please'),
     ),
     (
+        RuntimeError("CUDA error: operation failed due to a previous error during capture"),
+        RuntimeError("CUDA error: operation not permitted when stream is capturing"),
+    ),
+    (
         RuntimeError("NVML_SUCCESS == r INTERNAL ASSERT FAILED, please report a bug to PyTorch."),
         RuntimeError("NVML was not found"),
     ),
