@@ -122,6 +122,30 @@ def test_a_script_may_train_on_another_device_than_a_full_one(
     assert asked == [0]
 
 
+@pytest.mark.parametrize(("share", "limit"), [(1.0, 0.9), (0.5, 0.5), (None, 0.9)])
+def test_the_budget_is_within_the_limit_that_the_user_sets_by_the_allocator(
+    share: float | None, limit: float
+) -> None:
+    limits: list[float] = []
+    cuda = SimpleNamespace(
+        device=nullcontext,
+        mem_get_info=lambda _: (900, 1000),
+        memory_reserved=lambda _: 0,
+        get_device_properties=lambda _: SimpleNamespace(is_integrated=False),
+        get_device_name=lambda _: "Paper",
+        set_per_process_memory_fraction=lambda fraction, _: limits.append(fraction),
+    )
+    if share:  # older versions of PyTorch cannot be asked
+        cuda.get_per_process_memory_fraction = lambda _: share
+    torch: Any = SimpleNamespace(cuda=cuda, version=SimpleNamespace(hip=None))
+    budget = {"cpu_budget_bytes": None, "cuda_budget_bytes": None, "limit_bytes": None}
+    memory = Memory(torch, {**budget, "headroom": 0}, None)
+    memory.limit_cuda(0)
+    assert limits == [limit]
+    memory.index = 0
+    assert memory.outside() == 100
+
+
 @pytest.mark.parametrize(
     ("index", "is_capturing", "has_ranks", "waits"),
     [(0, False, False, 1), (None, False, False, 0), (0, True, False, 0), (0, False, True, 0)],

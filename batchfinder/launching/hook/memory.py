@@ -67,6 +67,10 @@ class Memory:
         with cuda.device(index):
             elsewhere, total = self._outside_and_total(index)
             context = min(elsewhere, CONTEXT_BYTES)
+            # As in find, memory beyond a limit of the user's allocator settings counts as used.
+            read = getattr(cuda, "get_per_process_memory_fraction", None)
+            share = min(1.0, read(index)) if read else 1.0
+            elsewhere = max(elsewhere, total - math.floor(share * total))
             others = elsewhere - context
             usable = min(order["limit_bytes"] or total, total - others)
             budget = math.floor((usable - context) * (1 - order["headroom"]))
