@@ -183,8 +183,8 @@ def sweep_on_device(
         x = sizes.size_of(row, elements)
         own = source and source.with_arguments(row.values)
         with closing(choose_prober(setup, options, own)) as prober:
-            facts.append((prober.device, prober.budget_bytes))
             answer = finder.find(prober, x, probing(row.name, on_begin))
+            facts.append((prober.device, prober.budget_bytes))  # its first probe may lower it
         warnings.extend(answer.warnings)
         peak = peak_at(answer.probes, answer.batch_size)
         slope = None if x is None else finder.scaling.per_sample_bytes.get(x)
