@@ -119,7 +119,7 @@ def notes_about(finding: Finding, prober: Prober, bounds: Bounds) -> Iterator[st
     if outside:
         yield (
             f"outside PyTorch's allocator, {format_bytes(outside)} of the device were in use: the "
-            "CUDA context, kernels and libraries, and other processes. The budget left by them was "
+            "CUDA context, kernels and libraries, and other processes. The budget was "
             f"{format_bytes(prober.budget_bytes)}"
         )
     is_final = finding.status is not Status.TIME_LIMIT
