@@ -178,10 +178,14 @@ def test_a_rank_killed_in_a_probe_ends_the_job_and_all_that_it_started(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("what", "batch_size"), [("here", 5), ("holes", 5), ("bare", 5), ("worker", 8)]
+    ("what", "batch_size"),
+    [("here", 5), ("holes", 5), ("gathers", 5), ("bare", 5), ("worker", 8)],
 )
 def test_a_users_own_script(what: str, batch_size: int) -> None:
-    """With "holes", a rank needs more than the limit while the others wait for its gradients."""
+    """With "holes", a rank needs more than the limit while the others wait for its gradients.
+
+    With "gathers", the others wait for it in a collective of the model.
+    """
     job = Torchrun(2, str(TARGETS / "own_script.py"), what)
     status, stdout, stderr = job.wait()
     assert status == 0, stderr
@@ -194,7 +198,11 @@ def test_a_users_own_script(what: str, batch_size: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "why", "strategy"),
-    [("sharded", "is sharded already", "fsdp"), ("synchronized", "has SyncBatchNorm", "ddp")],
+    [
+        ("sharded", "is sharded already", "fsdp"),
+        ("sharded by the first FSDP", "is sharded already", "fsdp"),
+        ("synchronized", "has SyncBatchNorm", "ddp"),
+    ],
 )
 def test_a_model_whose_ranks_wait_within_its_passes_is_refused_with_what_to_do(
     what: str, why: str, strategy: str

@@ -82,7 +82,8 @@ def _choose_for_ranks(setup: TrainingSetup, options: ProbeOptions) -> InProcessR
     if why:
         raise UsageError(
             f"the model {why}, and a rank out of memory in its collectives would hang this job. "
-            f"Try {_TORCHRUN} {strategy} with the function that builds it."
+            f"Try {_TORCHRUN} {strategy} with the function that builds it, or batchfinder run on "
+            "the script."
         )
     if options.strategy == "fsdp":
         raise UsageError(

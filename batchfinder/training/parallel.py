@@ -20,6 +20,8 @@ from batchfinder.errors import StepError
 from batchfinder.training.setup import DTYPES, TrainingSetup
 
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+# Classes whose modules are sharded, by name: DeepSpeed may be missing.
+_SHARDED = {"FSDPModule", "FullyShardedDataParallel", "DeepSpeedEngine"}
 
 
 def ranks() -> int:
@@ -33,8 +35,13 @@ def is_wrapped(model: nn.Module) -> bool:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Return True if ``fully_shard`` was applied to the model or to a part of it."""
-    return any(isinstance(module, fully_sharding().FSDPModule) for module in model.modules())
+    """Return True if ranks share the model's parameters, or a part of the model does so.
+
+    That is after ``fully_shard``, FullyShardedDataParallel, DeepSpeed or tensor parallelism.
+    """
+    kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
+    is_split = any(type(parameter).__name__ == "DTensor" for parameter in model.parameters())
+    return is_split or not kinds.isdisjoint(_SHARDED)
 
 
 def waits_within_passes(model: nn.Module) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 import batchfinder
@@ -33,9 +34,9 @@ class Wrapper(DistributedDataParallel):
 class Mine(nn.Module):
     """Defined in the script itself, so no worker process can get it."""
 
-    def __init__(self, oom_at: int, *, leaves_holes: bool) -> None:
+    def __init__(self, oom_at: int, *, leaves_holes: bool, gathers: bool) -> None:
         super().__init__()
-        self.leaves_holes, self.largest = leaves_holes, 0
+        self.leaves_holes, self.gathers, self.largest = leaves_holes, gathers, 0
         self.layer = nn.Linear(4, 4)
         self.oom_at = oom_at
 
@@ -48,24 +49,29 @@ class Mine(nn.Module):
             torch.empty(2**31, dtype=torch.uint8)  # more than the limit, but never written to
         self.largest = max(self.largest, len(rows))
         output: Tensor = self.layer(rows)
+        if self.gathers:  # as for a loss over the examples of all ranks
+            dist.all_reduce(output.detach().mean())
         return output.mean()
 
 
 def main(what: str, kind: str = "cpu") -> None:
-    """``what``: "here", "holes", "bare", "worker", "synchronized" or "sharded"."""
+    """``what``: "here", "holes", "gathers", "bare", "worker", "synchronized", or "sharded ..."."""
     device = torch.device(kind)
     if kind == "cuda":
         device = torch.device(kind, int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=60))
-    mine = Mine(oom_at=6, leaves_holes=what == "holes")
-    model: nn.Module = mine if what in ("here", "holes", "bare") else nn.Linear(4, 4)
+    mine = Mine(oom_at=6, leaves_holes=what == "holes", gathers=what == "gathers")
+    is_mine = what in ("here", "holes", "gathers", "bare")
+    model: nn.Module = mine if is_mine else nn.Linear(4, 4)
     model.to(device)
     if what == "sharded":
         from torch.distributed.fsdp import fully_shard
 
         fully_shard(model)
+    elif what == "sharded by the first FSDP":
+        model = FullyShardedDataParallel(model, device_id=device, use_orig_params=True)
     elif what == "synchronized":
         model = nn.Sequential(model, nn.SyncBatchNorm(4))
     else:

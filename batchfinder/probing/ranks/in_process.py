@@ -1,21 +1,25 @@
 """Probe DistributedDataParallel in the processes of the user's own script.
 
 A rank that runs out of memory must not leave the others in a collective, because nothing could free
-these processes from it. So the forward and backward pass of a size run without collectives. Once,
-all ranks synchronize the gradients of the smallest batch, which each has run alone before. The
-CPU's heap may have memory for it in holes only, so there no limit holds in that pass.
+these processes from it. So the forward and backward pass of a size run without those of
+DistributedDataParallel, and the ranks meet before each collective of the user's own step, such as a
+loss over the examples of all. Once, all ranks synchronize the gradients of the smallest batch,
+which each has run alone before. The CPU's heap may have memory for it in holes only, so there no
+limit holds in that pass.
 """
 
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -30,16 +34,20 @@ from batchfinder.probing.workers.supervisor import NOT_CLEAN_WARNING
 from batchfinder.probing.workers.worker import Order, Ranks
 from batchfinder.results.probe import Probe
 from batchfinder.results.result import BatchSizeResult
-from batchfinder.training.parallel import uncompiled
+from batchfinder.training.parallel import ranks, uncompiled
 from batchfinder.training.placement import move_to_device
 from batchfinder.training.sample import BatchMaker, move_batch
 from batchfinder.training.setup import TrainingSetup
+from batchfinder.training.state.patching import replaced
 from batchfinder.training.step import TrainingStep
 from batchfinder.training.step_source import Kept
 from batchfinder.training.user_traceback import error_line, user_traceback
 
 # Gradients are synchronized before this step: a training does so first at the end of step 1.
 SYNCHRONIZED_STEP = 2
+
+# The methods of a process group that begin a collective, by their names.
+_COLLECTIVE = re.compile("gather|reduce|scatter|broadcast|barrier|all_?to_?all")
 
 # DistributedDataParallel makes its buckets anew in the second step. In a new process, that splits
 # blocks of the allocator's cache. A model whose gradients need 9.5 % of the budget was answered
@@ -84,7 +92,8 @@ class InProcessRankProber(RankedProber):
         def attempt() -> Attempt:
             try:
                 # Each rank has only this process, so its result must count as from a new one.
-                attempt = self._alone.attempt(batch_size, confirm)
+                with _met_before_collectives(self._all_agree):
+                    attempt = self._alone.attempt(batch_size, confirm)
                 doubt = (NOT_CLEAN_WARNING,) if attempt.is_doubtful else ()
                 warnings = (*attempt.warnings, *doubt)
                 return replace(attempt, is_believed=True, is_reusable=True, warnings=warnings)
@@ -138,6 +147,27 @@ def has_large_buckets(model: nn.Module, budget_bytes: int) -> bool:
     gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     is_wrapped = isinstance(uncompiled(model), DistributedDataParallel)
     return is_wrapped and gradients > GRADIENTS_SHARE * budget_bytes
+
+
+def _met_before_collectives(all_agree: Callable[[bool], bool]) -> AbstractContextManager[Any]:
+    """Let all ranks meet before each collective that Python begins while the block runs.
+
+    There the others learn of a rank that has failed, and end their step instead of waiting for it.
+    """
+
+    def met(begin: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(begin)
+        def meet_and_begin(group: Any, *arguments: Any, **options: Any) -> Any:
+            if group.size() == ranks():  # a part of the ranks cannot meet all of them
+                all_agree(True)
+            return begin(group, *arguments, **options)
+
+        return meet_and_begin
+
+    methods = {
+        name: one for name, one in vars(dist.ProcessGroup).items() if _COLLECTIVE.search(name)
+    }
+    return replaced(dist.ProcessGroup, **{name: met(one) for name, one in methods.items()})
 
 
 class _StepWithoutCollectives(TrainingStep):
