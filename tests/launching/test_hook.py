@@ -105,21 +105,75 @@ def test_memory_that_runs_out_in_an_operation_counts_if_it_is_raised(goes_on: bo
     assert sys.gettrace() is before
 
 
+@pytest.mark.parametrize(
+    ("devices", "rank", "touched"), [(1, None, [0]), (4, "2", [2]), (4, None, [])]
+)
 def test_a_script_may_train_on_another_device_than_a_full_one(
-    monkeypatch: pytest.MonkeyPatch,
+    devices: int, rank: str | None, touched: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyTorch would end the script, as this runs while CUDA is initialized."""
+    """PyTorch would end the script, as this runs while CUDA is initialized.
+
+    A look at the device of another rank would need memory there.
+    """
     monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if rank:
+        monkeypatch.setenv("LOCAL_RANK", rank)
     asked: list[int] = []
 
     def mem_get_info(index: int) -> tuple[int, int]:
         asked.append(index)
         raise RuntimeError("CUDA error: out of memory")
 
-    cuda = SimpleNamespace(device_count=lambda: 4, device=nullcontext, mem_get_info=mem_get_info)
+    cuda = SimpleNamespace(
+        device_count=lambda: devices, device=nullcontext, mem_get_info=mem_get_info
+    )
     torch: Any = SimpleNamespace(cuda=cuda)
     Memory(torch, {"cpu_budget_bytes": None}, None).begin_cuda()
-    assert asked == [0]
+    assert asked == touched
+
+
+@pytest.mark.parametrize(
+    ("held", "trained", "device", "limited"),
+    [
+        ([60, 80], ["cuda:0", "cuda:1"], "cuda:1 GPU", [0, 1]),  # its layers are on two devices
+        ([60, 80], ["cuda:0"], "cuda:0 GPU", [0, 1]),  # a teacher is on the other one
+        ([0, 80], ["cpu"], "cuda:1 GPU", [1]),  # they are on the CPU until their turn
+        ([0, 80], [], "cuda:1 GPU", [1]),  # there is no optimizer
+        ([0, 0], ["cpu"], "cpu", []),
+    ],
+)
+def test_the_device_that_limits_a_training_is_the_fullest(
+    held: list[int], trained: list[str], device: str, limited: list[int]
+) -> None:
+    fractions: dict[int, float] = {}
+
+    def limit(fraction: float, index: int) -> None:
+        fractions[index] = fraction
+
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        device_count=lambda: 2,
+        device=nullcontext,
+        max_memory_reserved=held.__getitem__,
+        memory_reserved=held.__getitem__,
+        mem_get_info=lambda index: (100 - held[index] - 2 * index, 100),
+        get_device_properties=lambda index: SimpleNamespace(is_integrated=False),
+        set_per_process_memory_fraction=limit,
+        get_device_name=lambda index: "GPU",
+    )
+    fake: Any = SimpleNamespace(cuda=cuda, device=torch.device, version=torch.version)
+    order = {
+        "cpu_budget_bytes": None,
+        "limit_bytes": None,
+        "headroom": 0,
+        "cuda_budget_bytes": None,
+    }
+    memory = Memory(fake, order, None)
+    memory.train_on_fullest({torch.device(name) for name in trained})
+    assert memory.facts["device"] == device
+    assert [*fractions] == limited
+    if len(trained) == 2:
+        assert memory.facts["budget_bytes"] == 98  # all devices of the model have the least
 
 
 @pytest.mark.parametrize(("share", "limit"), [(1.0, 0.9), (0.5, 0.5), (None, 0.9)])

@@ -52,12 +52,17 @@ class Memory:
             resource.setrlimit(resource.RLIMIT_DATA, self._limits_before)
 
     def begin_cuda(self) -> None:
-        """Limit the device that most likely trains."""
-        # Not the current device: if it is another rank's, this process would add a context there.
+        """Limit the device that trains, if it is known already.
+
+        Another device must not be touched: this process would add a context there, which needs
+        memory. A process of a spawned job tells only later which one it uses.
+        """
         count = self._torch.cuda.device_count()
+        rank = os.environ.get("LOCAL_RANK", "0" if count == 1 else "")
         # If another program has filled it, the script may train on another one, limited later.
         with contextlib.suppress(RuntimeError):
-            self.limit_cuda(int(os.environ.get("LOCAL_RANK", "0")) % max(1, count))
+            if rank:
+                self.limit_cuda(int(rank) % max(1, count))
 
     def limit_cuda(self, index: int) -> None:
         """Let the caching allocator of a device run out of memory at the budget."""
@@ -99,10 +104,27 @@ class Memory:
         """Return the bytes of the device in use outside the allocator; 0 on the CPU."""
         return 0 if self.index is None else self._outside_and_total(self.index)[0]
 
-    def guess_device(self) -> None:
-        """Note the device of a script without an optimizer: CUDA if it is initialized."""
+    def train_on_fullest(self, trained: set[Any]) -> None:
+        """Note the CUDA device that is closest to its limit, and limit each that holds memory.
+
+        A model may span several devices. Its parameters may wait on the CPU for their turn.
+
+        Args:
+            trained: the devices of the parameters that are trained; empty if they are not known.
+        """
         cuda = self._torch.cuda
-        self.train_on(self._torch.device("cuda" if cuda.is_initialized() else "cpu"))
+        devices = range(cuda.device_count() if cuda.is_initialized() else 0)
+        held = {each: cuda.max_memory_reserved(each) for each in devices}
+        for index in filter(held.get, held):
+            self.limit_cuda(index)
+        of_model = {each.index for each in trained if each.type == "cuda"} & {*self._limited}
+        among = of_model or {index for index in self._limited if held.get(index)}
+        if among:
+            budgets = {index: self._limited[index]["budget_bytes"] for index in among}
+            self.index = min(among, key=lambda index: budgets[index] - held[index])
+            self.facts = {**self._limited[self.index], "budget_bytes": min(budgets.values())}
+        elif self.index is None:
+            self.train_on(next(iter(trained), self._torch.device("cpu")))
 
     def train_on(self, device: Any) -> None:
         """Note the device that the parameters are on."""

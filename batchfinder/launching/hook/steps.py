@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -127,7 +127,6 @@ class Steps:
             self._elements += sum(map(math.prod, shapes))
             self._shapes += shapes[: max(0, MOST_SHAPES - len(self._shapes))]
         if self._counts_passes and error is None and _has_parameters(module):
-            self._memory.train_on(next(module.parameters()).device)
             self._note("forward")
             self._steps += 1
             self._end_reading()
@@ -176,14 +175,11 @@ class Steps:
             return
         several = self._steps and (self._accumulates or self._backwards > 1)
         self._is_read = (several and len(self._created) == 1) or not self._created
-        if not self._created:
-            self._memory.guess_device()
         if self._is_read:
             self._note("forward_backward")
             self._end_reading()
 
     def _before_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
-        self._memory.train_on(_parameter(optimizer).device)
         self._note("forward_backward")
 
     def _after_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
@@ -202,6 +198,9 @@ class Steps:
 
     def _note(self, phase: str) -> None:
         """Read the peak since the last note, and start a new one."""
+        if not self._readings:
+            trained = {each.device for one in self._created for each in _parameters(one)}
+            self._memory.train_on_fullest(trained)
         peaks = self._memory.peaks()
         self._phases[phase] = max(self._phases[phase], peaks["allocated"])
         self._allocated = max(self._allocated, peaks["allocated"])
@@ -260,8 +259,12 @@ class Steps:
             self._report("saved", path=str(Path(path).absolute()))
 
 
+def _parameters(optimizer: Any) -> Iterator[Any]:
+    return (p for group in optimizer.param_groups for p in group["params"])
+
+
 def _parameter(optimizer: Any) -> Any:
-    return next(p for group in optimizer.param_groups for p in group["params"])
+    return next(_parameters(optimizer))
 
 
 def _has_parameters(module: Any, *, trained: bool = False) -> bool:
