@@ -86,6 +86,22 @@ def test_a_rank_alone_asks_for_a_strategy(monkeypatch: pytest.MonkeyPatch) -> No
     assert (silent.exit_code, silent.output) == (0, "")
 
 
+@pytest.mark.parametrize("command", ["check", "sweep", "compare", "run"])
+def test_only_find_takes_ranks(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    options = {
+        "check": ["--batch-size", "4"],
+        "sweep": ["--over", "width=1,2"],
+        "compare": ["--measure"],
+        "run": ["--", "python", "{batch_size}"],
+    }
+    words = options[command] if command == "run" else [FIND[1], *options[command]]
+    done = CliRunner().invoke(cli, [command, *words])
+    assert done.exit_code == 2
+    assert done.output.startswith("Error: this is one of 2 ranks")
+
+
 @pytest.mark.parametrize(
     ("refused", "reason"),
     [(("--multiple-of", "0"), "multiple_of must be"), (("--precision", "fp8"), "Invalid value")],

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import click
 
 from batchfinder.errors import BatchFinderError, RankError, UsageError, UserCodeError
+from batchfinder.probing.ranks.job import Job
 
 # Where a word is an option's name, and not an ordinary word.
 _ALONE = "(?:^|(?<=the option ))"
@@ -43,6 +44,12 @@ def exit_with(command: str, **options: Any) -> NoReturn:
             from batchfinder.training.user_module import check_target
 
             check_target(options["target"])  # before PyTorch, which takes seconds to import
+        ranks = Job.from_environment().world_size
+        if ranks > 1 and "device" in options and "strategy" not in options:
+            raise UsageError(
+                f"this is one of {ranks} ranks, which would all use the same device. Only find "
+                "takes ranks. Try the command without torchrun"
+            )
         function = resolve_name(f"batchfinder.cli.{command}")
         if not gc.isenabled():  # by main(), for the imports: what they made is no garbage
             gc.freeze()
