@@ -81,7 +81,7 @@ def main(what: str, kind: str = "cpu") -> None:
     try:
         result = batchfinder.find_max_batch(
             model,
-            torch.ones(2, 4),
+            torch.ones(2, 1 + dist.get_rank(), 4),  # its own data has another length
             device=device,
             memory_limit=(1200 + 200 * dist.get_rank()) * MIB * dist.get_world_size(),
             max_batch_size=8,

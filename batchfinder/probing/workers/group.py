@@ -155,12 +155,12 @@ def shared(
 def facts_of(setup: TrainingSetup, batches: BatchMaker, device: Device) -> dict[str, str]:
     """Return the facts that must be equal on all ranks that train together, in words."""
     parameters = list(setup.model.parameters())
-    # Compare one example, because the samples of two ranks may have different batch sizes.
+    # Ranks have other parts of the data, so their samples may differ in number and in length.
     example = named_tensors(batches.make(1)) if batches.batch_size is not None else []
-    shapes = [f"{path} {tensor.dtype} {[*tensor.shape]}".strip() for path, tensor in example]
+    kinds = [f"{path} {one.dtype} of {one.dim()} dimensions".strip() for path, one in example]
     return {
         "the kind of device": device.torch_device.type,
         "the model": f"{type(setup.model).__name__} with {len(parameters)} parameter tensors of "
         f"{sum(parameter.numel() for parameter in parameters)} elements",
-        "the sample": ", ".join(shapes) or "a function",
+        "the sample": ", ".join(kinds) or "a function",
     }
