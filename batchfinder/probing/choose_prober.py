@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -93,9 +95,16 @@ def _choose_for_ranks(setup: TrainingSetup, options: ProbeOptions) -> InProcessR
     meeting = open_meeting()
     device = choose_device(options.device, setup.model)
     is_spoilt = not device.leaves_no_trace
+    own = [socket.gethostname(), os.environ.get("CUDA_VISIBLE_DEVICES"), str(device.torch_device)]
+    seen = meeting.gather([is_spoilt, own])
     # If one rank has to warn, all ranks warn.
-    is_spoilt = any(meeting.gather(is_spoilt))
+    is_spoilt = any(one for one, _ in seen)
     if device.torch_device.type != "cpu":
+        if len({tuple(place) for _, place in seen}) < len(seen):
+            raise UsageError(
+                f"several ranks of a machine would use one device, as {device.torch_device} here. "
+                "Try torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) when the script starts"
+            )
         # The first collective allocates buffers on the device, before its memory is measured.
         dist.all_reduce(torch.ones(1, device=device.torch_device))
     prober = InProcessRankProber(setup, options, meeting)
