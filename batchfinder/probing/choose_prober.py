@@ -96,6 +96,9 @@ def _choose_for_ranks(setup: TrainingSetup, options: ProbeOptions) -> InProcessR
     device = choose_device(options.device, setup.model)
     is_spoilt = not device.leaves_no_trace
     own = [socket.gethostname(), os.environ.get("CUDA_VISIBLE_DEVICES"), str(device.torch_device)]
+    if device.torch_device.type == "cuda":  # nodes may have the same name
+        properties = torch.cuda.get_device_properties(device.torch_device)
+        own.append(str(getattr(properties, "uuid", "")))
     seen = meeting.gather([is_spoilt, own])
     # If one rank has to warn, all ranks warn.
     is_spoilt = any(one for one, _ in seen)
