@@ -20,6 +20,8 @@ def test_ranks_that_would_share_a_device_are_refused(monkeypatch: pytest.MonkeyP
     """NCCL would raise an error of its own, and each rank would count on all of the memory."""
     meeting = SimpleNamespace(gather=lambda said: [said, said])
     device = SimpleNamespace(torch_device=torch.device("cuda:0"), leaves_no_trace=True)
+    gpu = SimpleNamespace(uuid="5ebe9f43")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
     monkeypatch.setattr("batchfinder.probing.ranks.meeting.open_meeting", lambda: meeting)
     monkeypatch.setattr("batchfinder.probing.choose_prober.choose_device", lambda *_: device)
     with pytest.raises(UsageError, match=r"would use one device, as cuda:0 here. Try torch.cuda"):
