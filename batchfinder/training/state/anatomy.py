@@ -47,6 +47,8 @@ def is_followed(value: Any) -> bool:
     """Return True if a training step may change the attributes of an object (not of a module)."""
     if isinstance(value, type | ModuleType | Dataset | DataLoader):
         return False
+    if not isinstance(type(value).__module__, str):
+        return False  # a function from Cython 3.1, such as those of NumPy 2.2
     if not hasattr(value, "__dict__"):
         return bool(slots_of(value))
     return (

@@ -96,6 +96,17 @@ def test_data_and_objects_of_libraries_are_not_followed() -> None:
     assert not any(isinstance(thing, Tensor | nn.Module) for thing in found)
 
 
+def test_functions_from_cython_are_not_followed() -> None:
+    class Compiled:
+        __module__: Any = property(lambda _: "numpy.random")  # it has no name, but a descriptor
+
+        def __init__(self) -> None:
+            self.module = nn.Linear(2, 2)
+
+    zipf = Compiled()
+    assert modules_reached([lambda: zipf]) == {}
+
+
 def test_modules_are_named_by_variables() -> None:
     teacher, critics = nn.Linear(2, 2), [nn.Linear(2, 2)]
 
