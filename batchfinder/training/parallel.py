@@ -132,7 +132,7 @@ def shard(
     fsdp = fully_sharding()
     if mesh.device_type == "cpu" and not has_fully_shard_on_cpu():
         raise StepError(
-            "fully_shard without a GPU, and an estimate of it, needs PyTorch 2.6 or newer, and "
+            "fully_shard without a GPU, and an estimate of it, needs PyTorch 2.7 or newer, and "
             f"this is {torch.__version__}"
         )
     options: dict[str, Any] = {"mesh": mesh}
@@ -204,8 +204,8 @@ def _parameter_users(model: nn.Module) -> dict[int, int]:
 
 
 def has_fully_shard_on_cpu() -> bool:
-    """Return True if ``fully_shard`` works without a GPU: since PyTorch 2.6 made it public."""
-    return str(fully_sharding().__name__) == "torch.distributed.fsdp"
+    """Return True if ``fully_shard`` works without a GPU: its streams need PyTorch 2.7."""
+    return torch.__version__ >= "2.7"
 
 
 def fully_sharding() -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib import import_module
 from types import MethodType
 from typing import Any
@@ -60,6 +60,9 @@ class Cluster:
     @contextmanager
     def joined(self) -> Iterator[Any]:
         """Join a fake process group and yield its mesh."""
+        # Before 2.8, only this import gives the collectives of sharding shapes without data.
+        with suppress(ImportError):
+            import_module("torch.distributed._tools.fake_collectives")
         # PyTorch's own fake group, made for its tests.
         from torch.distributed.device_mesh import init_device_mesh
         from torch.testing._internal.distributed.fake_pg import FakeStore
