@@ -156,7 +156,10 @@ def _with_items(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     if not isinstance(mapping, MutableMapping):
         return type(mapping)(items)  # type: ignore[call-arg]
     # A copy keeps the object's other attributes, such as the encodings of a BatchEncoding.
-    clone = copy.copy(mapping)
+    try:
+        clone = copy.copy(mapping)
+    except KeyError:  # Python 3.10 takes a key for a method, if attributes are keys
+        clone = type(mapping)()
     clone.update(items)
     return clone
 

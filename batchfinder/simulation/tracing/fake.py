@@ -111,7 +111,7 @@ def fake_cuda(
 
 
 def _numbers_printed() -> AbstractContextManager[Any]:
-    """Let a step log its loss, such as ``f"{loss:.3f}"``; unknown numbers are printed as 0."""
+    """Let a step log its loss, as ``f"{loss:.3f}"``, and list values; unknown ones print as 0."""
 
     def formatted(self: Tensor, form: str) -> str:
         if self.dim():
@@ -121,7 +121,10 @@ def _numbers_printed() -> AbstractContextManager[Any]:
             number = 0.0 if self.is_floating_point() else 0
         return format(number, form)
 
-    return replaced(FakeTensor, __format__=formatted)
+    def listed(self: Tensor) -> Any:  # PyTorch 2.4 lists symbols instead
+        return [part.tolist() for part in self] if self.dim() else self.item()
+
+    return replaced(FakeTensor, __format__=formatted, tolist=listed)
 
 
 def _scalars_listed() -> AbstractContextManager[Any]:
