@@ -18,6 +18,7 @@ for name in ("torch._dynamo", "torch._meta_registrations", "torch.export"):
 vars(sys.modules["torch._dynamo"]).update(
     disable=lambda function, *_, **__: function, graph_break=lambda: None
 )
+vars(sys.modules["torch.export"])["ExportedProgram"] = object  # imported by PyTorch 2.7
 
 import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
