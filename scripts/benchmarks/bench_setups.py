@@ -3,8 +3,9 @@
     scripts/counting_cuda/run.sh python scripts/benchmarks/bench_setups.py    # about two hours
     scripts/counting_cuda/run.sh python scripts/benchmarks/bench_setups.py --only clip-80
     python scripts/benchmarks/bench_setups.py --device cpu
-    scripts/counting_cuda/run.sh python scripts/benchmarks/bench_setups.py --expandable
+    scripts/counting_cuda/run.sh python scripts/benchmarks/bench_setups.py --add expandable
     scripts/counting_cuda/run.sh python scripts/benchmarks/bench_setups.py --judge
+    scripts/counting_cuda/run.sh python scripts/benchmarks/bench_setups.py --add long
     python scripts/benchmarks/bench_setups.py --table
 
 For each set-up: the answer by ``batchfinder find``; then the set-up's own loop (``setups/``), at
@@ -13,9 +14,9 @@ answer, which must survive, and at the next size up (2 %), which must not. Where
 trains in four orders of the data: each must survive, one must not. Beside it, doubling and
 bisection in the same loop, in one process; and 30 steps at their answer, in a fresh one. Writes
 each row as it comes to scripts/results/setups.json; rows that are there are not run again, unless
-named by ``--only``. ``--judge`` trains again at the answers that are there. ``--expandable`` adds
-to each row what a search under ``expandable_segments:True`` answers, and what a search without it
-said of that.
+named by ``--only``. ``--judge`` trains again at the answers that are there, and ``--add long`` for
+1000 steps in one more order, where steps differ. ``--add expandable`` adds to each row what a
+search under ``expandable_segments:True`` answers, and what a search without it said of that.
 
 CUDA set-ups run on the counting runtime (kernels do nothing, memory is counted by PyTorch's own
 allocator); they need transformers, timm, diffusers, peft, trl and pytorch-lightning.
@@ -43,10 +44,12 @@ RESULT_FILE = RESULTS / "setups.json"
 NEXT_SIZE = 1.02
 GIB = 2**30
 
-# A search or a bisection is stopped after so many seconds, a training after so many.
+# A search is stopped after so many seconds, a bisection or a training after so many.
 SEARCH_SECONDS = 150
-BISECTION_SECONDS = 240
 TRAINING_SECONDS = 240
+
+# A long training: its steps, the seed of its order of the data, and when it is stopped.
+LONG_STEPS, LONG_SEED, LONG_SECONDS = 1000, 11, 600
 
 
 def main() -> None:
@@ -56,7 +59,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no row after these")
     parser.add_argument("--output", type=Path, default=RESULT_FILE)
-    parser.add_argument("--expandable", action="store_true", help="for the rows that are there")
+    parser.add_argument("--add", choices=("expandable", "long"), help="to the rows that are there")
     parser.add_argument("--judge", action="store_true", help="the answers that are there")
     parser.add_argument("--table", action="store_true", help="of the rows that are there")
     options = parser.parse_args()
@@ -69,13 +72,15 @@ def main() -> None:
         if setup.device != options.device or not (named if options.only else True):
             continue
         row = rows.get(setup.name, {})
-        done = not row.get("batch_size") if options.judge else bool(row)
-        if options.expandable:
-            done = "expandable" in row or not row
+        done = bool(row)
+        if options.judge or options.add:
+            done = not row.get("batch_size") or options.add in row
+            done |= options.add == "long" and setup.orders == 1
         if (done and not named) or time.monotonic() - started > options.seconds:
             continue
-        if options.expandable:
-            rows[setup.name] = row | {"expandable": expandable_of(setup)}
+        if options.add:
+            added = expandable_of(setup) if options.add == "expandable" else lasting(setup, row)
+            rows[setup.name] = row | {options.add: added}
         elif options.judge:
             rows[setup.name] = judged(setup, row, row)
         else:
@@ -204,13 +209,23 @@ def trained_at(setup: Setup, budget: int, batch_size: int) -> dict[str, Any]:
     return report
 
 
-def trained(setup: Setup, budget: int, *options: str) -> dict[str, Any]:
+def lasting(setup: Setup, row: dict[str, Any]) -> dict[str, Any]:
+    """What a fresh process says that trains at the answer for much longer."""
+    os.environ["COUNTING_CUDA_TOTAL"] = str(int(setup.gib * GIB))
+    options = "--batch-size", str(row["batch_size"]), "--seed", str(LONG_SEED)
+    steps = "--steps", str(LONG_STEPS)
+    return trained(setup, row["budget_bytes"], *options, *steps, seconds=LONG_SECONDS)
+
+
+def trained(
+    setup: Setup, budget: int, *options: str, seconds: float = TRAINING_SECONDS
+) -> dict[str, Any]:
     """What a fresh process says that trains in the set-up's own loop."""
     command = [f"{FOLDER}/train_setup.py", setup.file, "--device", setup.device, *options]
     command += ["--budget", str(budget), "--arguments", json.dumps(dict(setup.arguments))]
     if setup.in_bf16:
         command.append("--bf16")
-    return timed(command, BISECTION_SECONDS if "--bisect" in options else TRAINING_SECONDS)
+    return timed(command, seconds)
 
 
 def timed(command: list[str], seconds: float) -> dict[str, Any]:
@@ -262,6 +277,8 @@ def summary_of(device: str, rows: list[dict[str, Any]]) -> str:
     answered = [row for row in rows if row["batch_size"]]
     survivors, tight = (sum(row[key] for row in rows) for key in ("survives", "is_tight"))
     lines = [f"{device}: survival {survivors} of {len(rows)}, tight {tight} of {len(rows)}"]
+    if long := [row["long"] for row in rows if "long" in row]:
+        lines.append(f"{LONG_STEPS} steps at the answer: {sum(map(survived, long))} of {len(long)}")
     compared = [row for row in answered if row.get("bisection", {}).get("batch_size")]
     if compared:
         theirs = [row["bisection"] for row in compared]

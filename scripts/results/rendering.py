@@ -111,7 +111,8 @@ def _end_of(judgement: Row, *, expected: str) -> str:
 
 def setups(rows: Mapping[str, Row]) -> str:
     """Show searches on set-ups as people have them, next to doubling and bisection."""
-    header = ("set-up", "device", "answer", "30 steps", "2 % more", "full-size steps", "time")
+    judged = ("30 steps", "1000 steps", "2 % more")
+    header = ("set-up", "device", "answer", *judged, "full-size steps", "time")
     lines = []
     for name, row in rows.items():
         other = row.get("bisection", {})
@@ -121,6 +122,7 @@ def setups(rows: Mapping[str, Row]) -> str:
                 row["device"],
                 row["batch_size"] or "error",
                 _end_of(row.get("survival", {}), expected="survived"),
+                _end_of(row.get("long", {}), expected="survived"),
                 _end_of(row.get("above", {}), expected="oom"),
                 row.get("full_size_steps", "-"),
                 f"{row['seconds']:.0f} s",

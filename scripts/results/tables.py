@@ -51,11 +51,15 @@ def load(name: str) -> Any:
 
 
 def _trained(rows: list[Row]) -> str:
-    """Say how many answers train, and how many of doubling and bisection where they were tried."""
-    ends = [row["bisection_survival"] for row in rows if "bisection_survival" in row]
-    trained = sum(end.get("outcome") == "survived" for end in ends)
-    theirs = f"; of doubling and bisection {trained} of {len(ends)}" if ends else ""
-    return share(rows, "survives") + theirs
+    """Say how many answers train, 1000 steps too, and how many of doubling and bisection."""
+
+    def of(part: str) -> str:
+        ends = [row[part].get("outcome") == "survived" for row in rows if part in row]
+        return f"{sum(ends)} of {len(ends)}" if ends else ""
+
+    longer, theirs = of("long"), of("bisection_survival")
+    longer = longer and f"; where steps differ, 1000 steps: {longer}"
+    return share(rows, "survives") + longer + (theirs and f"; of doubling and bisection {theirs}")
 
 
 def headlines() -> str:
