@@ -126,7 +126,7 @@ def notes_about(finding: Finding, prober: Prober, bounds: Bounds) -> Iterator[st
     if finding.failure is None or finding.answer is None or not is_final:
         return
     answer, failure = finding.answer.batch_size, finding.failure.batch_size
-    if finding.answer.steps_differ and prober.is_repeatable:  # a CPU is watched longer
+    if finding.answer.steps_differ and prober.recordings is not None:  # they are replayed
         yield (
             "steps request different memory, as where lengths vary, layers are skipped at random, "
             f"or tensors pile up, so {VARIED_ROOM:.0%} to {DIFFERING_ROOM:.0%} of the budget stays "
