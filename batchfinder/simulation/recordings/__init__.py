@@ -1,5 +1,5 @@
 """Recorded steps of real confirmations, replayed at other sizes, for longer and in other orders.
 
-Read ``scaled``, ``lasting``, ``guess``, then ``longer`` (batches that vary in length). May import
-``probing``, ``search``, ``results`` and ``units``. No torch.
+Read ``pairing``, ``scaled``, ``lasting``, ``guess``, then ``longer`` (batches that vary in length).
+May import ``probing``, ``search``, ``results`` and ``units``. No torch.
 """

@@ -15,7 +15,7 @@ from batchfinder.simulation.recordings.lasting import (
     in_other_orders,
     lasts,
 )
-from batchfinder.simulation.recordings.scaled import paired
+from batchfinder.simulation.recordings.pairing import paired
 from batchfinder.units import MIB
 
 
@@ -51,9 +51,9 @@ def test_replays_have_the_settings_that_the_code_has_made(expands: bool) -> None
 
 @pytest.mark.parametrize("differ", [True, False])
 def test_where_lengths_differ_a_smaller_batch_tells_nothing(differ: bool) -> None:
-    """The longest example of two is a fifth as long as that of 20."""
+    """The longest example of two is twice as long as that of 20."""
     recordings = {
-        2: recorded(2)._replace(steps=[[e // 5 if e > 0 else e for e in recorded(2).steps[0]]] * 4),
+        2: recorded(2)._replace(steps=[[e * 2 if e > 0 else e for e in recorded(2).steps[0]]] * 4),
         20: recorded(20),
     }
     recordings = {n: each._replace(lengths_differ=differ) for n, each in recordings.items()}
@@ -105,6 +105,15 @@ def test_a_guess_is_unsure_if_the_larger_step_makes_other_requests() -> None:
     guess = scaled_guess(recordings, 500 * MIB, AllocatorSettings())
     assert guess is not None
     assert not guess.is_sure
+
+
+@pytest.mark.parametrize("place", [1, 2, 7])
+def test_a_workspace_of_large_steps_is_no_tensor_of_all_pairs(place: int) -> None:
+    """Where the ratio is large, almost any two requests would match by its square."""
+    small = [160, 12_544, 6400, 1_254_400, 1600, 32_000, 80, 3200]
+    large = [size * 500 for size in small]
+    large.insert(place, 8_830_976)
+    assert paired(small, large, ratio=500) == [*small[:place], None, *small[place:]]
 
 
 @pytest.mark.parametrize("others", [(), (2**14,)])
