@@ -21,7 +21,6 @@ from batchfinder.training.setup import StepFunction, TrainingSetup
 from batchfinder.training.tree import named_tensors
 
 _RETURN_THE_LOSS = "return the loss before its backward pass: that and the optimizer step follow"
-_OR_NONE = "; or let the step do all of it and return None"
 
 
 class KeptUntil(enum.Enum):
@@ -260,7 +259,7 @@ def checked_loss(loss: Any, source: StepSource) -> Tensor:
     if not isinstance(loss, Tensor):
         raise StepError(
             f"{source.name} gave an object of type {type(loss).__name__} as the loss, not a "
-            f"tensor; {_advice(source)}"
+            f"tensor. {_advice(source)}"
         )
     if loss.numel() != 1:
         raise StepError(
@@ -271,7 +270,7 @@ def checked_loss(loss: Any, source: StepSource) -> Tensor:
         raise StepError(
             "the loss does not depend on any parameter that requires a gradient: nothing to "
             "train; look for torch.no_grad(), detach() or frozen parameters"
-            f"{'' if isinstance(source, PlainLoop) else f'; {_advice(source)}'}"
+            f"{'' if isinstance(source, PlainLoop) else f'. {_advice(source)}'}"
         )
     return loss
 
@@ -279,11 +278,12 @@ def checked_loss(loss: Any, source: StepSource) -> Tensor:
 def had_its_backward_pass(source: StepSource) -> StepError:
     """Return the error for a loss of which some part had its backward pass before."""
     return StepError(
-        "the loss, or a part of it, has had its backward pass before. If a tensor is kept from an "
-        "earlier step, as the state of an RNN, detach() it; if "
-        f"{source.name} runs the backward pass by itself: {_advice(source)}"
+        f"the loss, or a part of it, has had its backward pass before. {_advice(source)}. "
+        "If a tensor is kept from an earlier step, as the state of an RNN, detach() it"
     )
 
 
 def _advice(source: StepSource) -> str:
-    return _RETURN_THE_LOSS + ("" if source.returns_loss else _OR_NONE)
+    if source.returns_loss:
+        return f"Try to {_RETURN_THE_LOSS}"
+    return f"If {source.name} trains by itself, try return None; else {_RETURN_THE_LOSS}"

@@ -100,7 +100,10 @@ def _function(module: ModuleType, name: str, place: str) -> Callable[..., Any]:
     if callable(function) and not isinstance(function, nn.Module):
         return function  # type: ignore[no-any-return]
     if hasattr(module, name):
-        raise UsageError(f"{name} in {place} is {described(function)}, not a function")
+        raise UsageError(
+            f"{name} in {place} is {described(function)}, not a function. Try one that returns the "
+            "model"
+        )
     functions = [
         key
         for key, value in vars(module).items()

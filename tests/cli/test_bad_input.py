@@ -243,9 +243,9 @@ def test_cuda_where_there_is_none() -> None:
         (
             "build_without_gradient",
             "the loss does not depend on any parameter that requires a gradient: nothing to train; "
-            "look for torch.no_grad(), detach() or frozen parameters; "
-            "return the loss before its backward pass: that and the optimizer step follow; "
-            "or let the step do all of it and return None",
+            "look for torch.no_grad(), detach() or frozen parameters. "
+            "If step trains by itself, try return None; "
+            "else return the loss before its backward pass: that and the optimizer step follow",
         ),
         (
             "build_frozen",

@@ -285,7 +285,7 @@ def test_a_step_that_runs_the_backward_pass_is_told_what_to_return() -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
-    with pytest.raises(StepError, match="step runs the backward pass by itself: return the loss"):
+    with pytest.raises(StepError, match="If step trains by itself, try return None; else return"):
         run(step_of(step=step))
 
 

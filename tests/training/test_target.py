@@ -264,8 +264,16 @@ FROM_HERE = ". Try its path from the current folder, or the whole path from /"
         ("my-module:build", "'my-module' is neither a file nor a module; write FILE.py:FUNCTION"),
         ("train.py:buid_model", "train.py has no function buid_model; did you mean build_model?"),
         ("train.py:x", "train.py has no function x; it has helper, build_model"),
-        ("train.py:WIDTH", "WIDTH in train.py is an object of type int, not a function"),
-        ("train.py:NET", "NET in train.py is an object of type Linear, not a function"),
+        (
+            "train.py:WIDTH",
+            "WIDTH in train.py is an object of type int, not a function. Try one that returns the "
+            "model",
+        ),
+        (
+            "train.py:NET",
+            "NET in train.py is an object of type Linear, not a function. Try one that returns the "
+            "model",
+        ),
         (
             "train.py",
             "'train.py' names no function; it has build_model, helper. Try one that returns the "
