@@ -20,6 +20,9 @@ own, log = pathlib.Path("own.txt"), pathlib.Path("log.txt")
 free = f"{sys.argv[2]}/new.txt"
 kept = files.Files(torch, sys.argv[2], Report())
 kept.install()
+torch.save({}, own)
+torch.save({}, log)
+assert log.stat().st_size
 log.write_text("of this launch")
 kept.keep()
 for line in sys.argv[3:]:

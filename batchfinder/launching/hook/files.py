@@ -1,5 +1,6 @@
 """Keep a script from changing the user's files. Imports no batchfinder.
 
+``torch.save`` never replaces a file older than the launch, such as a training's best checkpoint.
 Once its epoch ends, functions that save files do nothing, so that it continues: it trains after its
 validation, in the memory that the validation has left. Code that would change a file in another way
 waits, and so does code that would send something after that, such as the saved model.
@@ -72,7 +73,7 @@ class Files:
 
     def install(self) -> None:
         """Replace ``torch.save`` early, because a script may import it by name."""
-        self._do_nothing(self._torch, "save")
+        self._do_nothing(self._torch, "save", self._is_older)
 
     def keep(self) -> None:
         """Let no file change from now on."""
@@ -92,14 +93,16 @@ class Files:
             owner.open = opening
         sys.addaudithook(self._hear)
 
-    def _do_nothing(self, owner: Any, name: str) -> None:
-        """Let a function do nothing with a file that may not change."""
+    def _do_nothing(
+        self, owner: Any, name: str, never: Callable[[Any], bool] = lambda path: False
+    ) -> None:
+        """Let a function do nothing with a file that may not change, now or ever."""
         original = getattr(owner, name)
 
         @functools.wraps(original)
         def keeping(*arguments: Any, **keywords: Any) -> Any:
             paths = [*arguments, *keywords.values()]
-            if "dir_fd" not in keywords and self._keeps(paths):
+            if "dir_fd" not in keywords and (self._keeps(paths) or any(map(never, paths))):
                 self._has_kept = True
                 return None
             return original(*arguments, **keywords)
@@ -132,6 +135,9 @@ class Files:
         """Return True if one of these may not change. Workers of loaders may do what they want."""
         is_concerned = self._is_kept and (sends or any(map(self._is_users, paths)))
         return is_concerned and self._torch.utils.data.get_worker_info() is None
+
+    def _is_older(self, path: Any) -> bool:
+        return self._is_users(path) and os.path.exists(path)  # noqa: PTH110 - as below
 
     def _is_users(self, path: Any) -> bool:
         # pathlib would be slow: the audit hook hears all that Python does.
