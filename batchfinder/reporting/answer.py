@@ -81,8 +81,8 @@ def _circumstances(result: BatchSizeResult) -> list[str]:
     lines = []
     if result.remembered_from:
         lines.append(
-            f"Found on {result.remembered_from}, with the memory that was free then, and confirmed "
-            "again now. Try --no-cache to search again."
+            f"Found on {result.remembered_from} with about as much memory, and confirmed again "
+            "now. Try --no-cache to search again."
         )
     if result.mode == "eval" and result.batch_size:
         lines.append(
