@@ -71,7 +71,11 @@ def head_start_of(
         return guess(replace(now, expandable_segments=True))
 
     if batches_vary(prober):  # small batches have other lengths than large ones
-        longer = cache(partial(LongerRecordings, recordings, prober.budget_bytes))
+        kept = cache(partial(LongerRecordings, recordings))
+
+        def longer(allocator: AllocatorSettings) -> LongerRecordings:
+            return kept(prober.budget_bytes, allocator)  # which the first steps may lower
+
         return HeadStart(
             estimate,
             lambda failure: longer(settings()).guess(failure),

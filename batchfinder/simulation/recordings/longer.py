@@ -85,7 +85,7 @@ class LongerRecordings:
         size = whole_below(self._recordings, failed)
         if not size or ended_a_step(self._recordings, failed):
             return False
-        scaled_up = in_proportion(self._recordings, size).at(failed)
+        scaled_up = self._scaled(size).at(failed)
         allocator = allocator_of(self._budget_bytes, self._settings)
         try:
             next(Replay(scaled_up, allocator).steps(1))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -8,8 +9,10 @@ from batchfinder.probing.devices.allocator.caching import AllocatorSettings, Cac
 from batchfinder.probing.devices.allocator.expandable import allocator_of
 from batchfinder.probing.devices.allocator.recorded import Replay
 from batchfinder.probing.devices.allocator.recorded_step import only_large
+from batchfinder.probing.place import AtPlace, Place
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.search.prober import Recording
+from batchfinder.simulation.recordings.guess import head_start_of
 from batchfinder.simulation.recordings.lasting import (
     LASTING_STEPS,
     bytes_to_last,
@@ -237,6 +240,20 @@ def test_a_loss_with_last_pieces_of_fixed_size_does_not_hold_a_guess_back(size: 
     end = max(filter(LongerRecordings(sizes, budget_bytes, AllocatorSettings()).last, sizes))
     assert guess is not None
     assert 0.9 * end <= guess.size <= 1.1 * end
+
+
+def test_replays_have_the_budget_that_the_first_steps_have_left() -> None:
+    """Libraries and kernels use memory outside the allocator once a step has run."""
+    prober: Any = AtPlace()
+    prober.settle(Place("cuda:0 Paper", 5500 * MIB, 0, 5000 * MIB, True, {}, batches_vary=True))
+    prober.recordings = {10: of_lengths(100, 90, 96, 90, 96)}
+    head_start = head_start_of(prober, 3)
+    before = head_start.replay and head_start.replay(None)
+    prober.lower_budget(4500 * MIB)
+    after = head_start.replay and head_start.replay(None)
+    assert before is not None
+    assert after is not None
+    assert 0.85 < after.size / before.size < 0.95
 
 
 @pytest.mark.parametrize("size", [13, 31, 53])
