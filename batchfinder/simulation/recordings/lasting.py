@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 
 from batchfinder.probing.devices.allocator.caching import (
     AllocatorSettings,
@@ -31,6 +32,7 @@ from batchfinder.probing.steadiness import SETTLING_STEPS, STEPS_THAT_MAY_FLUSH,
 from batchfinder.search.bracket import FAR_FROM_BUDGET
 from batchfinder.search.plan import DIFFERING_ROOM
 from batchfinder.search.prober import Recording
+from batchfinder.simulation.recordings.side_by_side import first_that_fails
 
 # Steps that a confirmation must last when it is replayed. MobileNet's answers of 513 and 521
 # (mobilenet-24 of scripts/benchmarks/parts/setup_list.py) run out of memory in the fourth and the
@@ -57,6 +59,9 @@ MOST_FLUSHING = 0.2
 # such replays, which ran out of memory with two seeds of three within 20 steps; with them 148.
 FARTHEST = 2.0
 
+# To replay so many events takes about a second, to start processes a tenth of that.
+WORTH_PROCESSES = 10**6
+
 
 def lasts(recording: Recording | None, budget_bytes: int, settings: AllocatorSettings) -> bool:
     """Return True if a recorded confirmation can go on for LASTING_STEPS steps.
@@ -79,28 +84,40 @@ def failing_variant(
     settings: AllocatorSettings,
     numbers: Sequence[int] | None = None,
 ) -> int | None:
-    """Return the number of the first variant (:func:`going_on`) that does not last; None if all do.
+    """Return the number of the first variant that does not last; None if all do.
 
     Args:
-        recording: a confirmation.
+        recording: a confirmation. For its variants, see :func:`_variants`.
         budget_bytes: the bytes that the allocator may reserve.
         settings: settings of the allocator.
         numbers: those of the variants to replay; None for all.
     """
     if not recording.steps:
         return None
-    limit_bytes = limit_of(recording, budget_bytes)
+    first, *others = variants_of(recording) if numbers is None else numbers
+    last = partial(_last, recording, limit_of(recording, budget_bytes), settings)
+    if not all(last([first])):
+        return first
+    events = max(map(len, recording.steps)) * ORDERED_STEPS * len(others)
+    if events > WORTH_PROCESSES:
+        return first_that_fails(last, others)
+    return next((n for n, lasts in zip(others, last(others), strict=True) if not lasts), None)
+
+
+def _last(
+    recording: Recording, limit_bytes: int, settings: AllocatorSettings, numbers: Sequence[int]
+) -> Iterator[bool]:
+    """Yield for each of these variants whether it lasts. One that does not exist does."""
     quiet_from: float = STEPS_THAT_MAY_FLUSH if steps_vary(recording) else SETTLING_STEPS
     if recording.lengths_differ:  # a script's launch ran for long enough to see whether it settles
         quiet_from = math.inf
     share = MOST_FLUSHING if recording.batches_vary else 0
-    for number, variant in going_on(recording, numbers):
+    is_far = False
+    for _, variant in zip_longest(numbers, _variants(recording, numbers)):
         allocator = allocator_of(limit_bytes, settings)
-        if not _lasts_in(allocator, variant, quiet_from, share):
-            return number
-        if allocator.reserved_bytes < FAR_FROM_BUDGET * limit_bytes:
-            return None  # no other variant needs twice as much
-    return None
+        yield is_far or not variant or _lasts_in(allocator, variant, quiet_from, share)
+        # Then no other variant needs twice as much.
+        is_far |= allocator.reserved_bytes < FAR_FROM_BUDGET * limit_bytes
 
 
 def _lasts_in(
@@ -139,22 +156,16 @@ def variants_of(recording: Recording) -> range:
     return range(2 + (BEGINNINGS if recording.batches_vary else ORDERS))
 
 
-def going_on(
-    recording: Recording, numbers: Sequence[int] | None = None
-) -> Iterator[tuple[int, Recording]]:
-    """Yield a recording, and others of steps that may come instead or later, each with its number.
+def _variants(recording: Recording, numbers: Sequence[int]) -> Iterator[Recording]:
+    """Yield variants of a recording: of steps that may come instead or later.
 
     Variant 0 is the recording, 1 releases each batch early, and all others are orders of its steps.
     """
-    numbers = variants_of(recording) if numbers is None else numbers
     if 0 in numbers:
-        yield 0, recording
+        yield recording
     if 1 in numbers:
-        yield 1, releasing_early(recording)
-    seeds = [number - 2 for number in numbers if number >= 2]
-    orders = in_other_orders(recording, seeds)
-    for seed, order in zip(seeds, orders, strict=False):
-        yield 2 + seed, order
+        yield releasing_early(recording)
+    yield from in_other_orders(recording, [number - 2 for number in numbers if number >= 2])
 
 
 def bytes_to_last(variant: Recording, settings: AllocatorSettings) -> int:

@@ -76,9 +76,11 @@ class LongerRecordings:
             return None
         low = whole_below(self._recordings, failure.batch_size if failure else math.inf)
         sizes = [size for size, each in self._recordings.items() if len(each.steps) > 2]
-        large = ((n, self.guess_from(n)) for n in sizes if 2 * n >= max(sizes))
-        unbeaten = (guess for n, guess in large if guess and (n >= low or guess.size > low))
-        return min(unbeaten, key=lambda guess: guess.size, default=None)
+        large = [n for n in sizes if 2 * n >= max(sizes)]
+        # A guess nearer to the largest that lasted than the final bracket is wide changes nothing.
+        reached = [self._reach(n, low + differing_at(low)) for n in large if n >= low]
+        reached += [guess for n in large if n < low and (guess := self._reach(n, low + 1)) > low]
+        return _guess(min(reached, default=math.inf))
 
     def _refuted_by(self, failed: int) -> bool:
         """Return True if the longest batch of a size that ran out of memory should have fitted."""
@@ -109,16 +111,14 @@ class LongerRecordings:
     def guess_from(self, size: int, at_least: int = 1) -> Guess | None:
         """Guess by one recording; None if the guess is smaller, or if nothing grows."""
         reached = self._reach(size, at_least)
-        if math.isinf(reached) or reached < at_least:
-            return None
-        return Guess(int(reached), deviation=DEVIATION)
+        return _guess(reached) if reached >= at_least else None
 
     def _reach(self, size: int, at_least: int) -> float:
         """Go down from where tensors alone fill the budget, to a size that lasts by a recording.
 
         Returns:
-            That size, or the first that is too small; infinity if nothing grows. A later call goes
-            on from there.
+            That size, or the first that is below ``at_least``; infinity if nothing grows. A later
+            call goes on from there.
         """
         scaled = self._scaled(size)
         end = scaled.end_of_tensors(self._limit(size))
@@ -135,6 +135,10 @@ class LongerRecordings:
                 variants = every[failing:]  # those before it last at smaller sizes too
         self._reached[size] = guess, variants
         return guess
+
+
+def _guess(reached: float) -> Guess | None:
+    return None if math.isinf(reached) else Guess(int(reached), deviation=DEVIATION)
 
 
 def in_proportion(recordings: Mapping[int, Recording], size: int) -> ScaledRecording:

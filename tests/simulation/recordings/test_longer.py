@@ -12,6 +12,7 @@ from batchfinder.probing.devices.allocator.recorded_step import only_large
 from batchfinder.probing.place import AtPlace, Place
 from batchfinder.results.probe import Outcome, Probe
 from batchfinder.search.prober import Recording
+from batchfinder.simulation.recordings import lasting
 from batchfinder.simulation.recordings.guess import head_start_of
 from batchfinder.simulation.recordings.lasting import (
     LASTING_STEPS,
@@ -49,6 +50,16 @@ def test_a_size_whose_other_lengths_would_not_fit_does_not_last(batches_vary: bo
     recording = of_lengths(100, 90, 96, 90, 96)._replace(batches_vary=batches_vary)
     assert lasts(recording, 850 * MIB, AllocatorSettings()) is not batches_vary
     assert lasts(recording, 1000 * MIB, AllocatorSettings())
+
+
+def test_several_processes_find_the_same_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    recording, settings = of_lengths(100, 90, 96, 90, 96), AllocatorSettings()
+    budgets = [budget * MIB for budget in range(700, 1020, 40)]
+    found = [failing_variant(recording, budget, settings) for budget in budgets]
+    assert found[0] == 0 < max(each for each in found if each)
+    assert found[-1] is None
+    monkeypatch.setattr(lasting, "WORTH_PROCESSES", 0)
+    assert [failing_variant(recording, budget, settings) for budget in budgets] == found
 
 
 def test_the_largest_size_of_varying_lengths_is_guessed_from_a_small_one() -> None:
@@ -178,16 +189,15 @@ def test_varying_lengths_are_guessed_by_the_steps_before_a_failure_too() -> None
     """Each large recording has its own lengths: the smallest guess counts."""
     lengths = {100: (100, 90, 96, 90, 96), 80: (80, 60, 70, 66)}
     small = {10: of_lengths(10, 9, 9, 10, 9)}
+    failed = {size: of_lengths(*each)._replace(ran_out=True) for size, each in lengths.items()}
     guesses = {}
-    for size, tokens in lengths.items():
-        failed = of_lengths(*tokens)._replace(ran_out=True)
-        longer = LongerRecordings({**small, size: failed}, 700 * MIB, AllocatorSettings())
+    for size, each in failed.items():
+        longer = LongerRecordings({**small, size: each}, 700 * MIB, AllocatorSettings())
         guess = longer.guess()
         assert guess is not None
         guesses[size] = guess.size
     assert guesses[80] != guesses[100]
-    both = {size: of_lengths(*tokens) for size, tokens in lengths.items()}
-    longer = LongerRecordings({**small, **both}, 700 * MIB, AllocatorSettings())
+    longer = LongerRecordings({**small, **failed}, 700 * MIB, AllocatorSettings())
     guess = longer.guess()
     assert guess is not None
     assert guess.size == min(guesses.values())
