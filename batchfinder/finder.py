@@ -160,6 +160,7 @@ def find_max_batch(
     from batchfinder.training.complete_setup import completed
     from batchfinder.training.data.loader import training_loader
     from batchfinder.training.setup import setup_of
+    from batchfinder.training.user_traceback import add_hint
 
     deadline = deadline_in(time_limit)
     given = setup_of(model, sample, loss_fn, optimizer, step, make_batch, loader)
@@ -212,6 +213,9 @@ def find_max_batch(
         except UserCodeError as error:
             # The cause has the user's traceback. The frames of this package would add nothing.
             raise error.with_traceback(None) from error.__cause__
+        except Exception as error:
+            add_hint(error)  # of a step in this process
+            raise
     warn_of(result.warnings)
     return result
 

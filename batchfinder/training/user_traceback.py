@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,19 +19,19 @@ _CALLS_OF_MODULES = frozenset({"_wrapped_call_impl", "_call_impl", "inner"})
 # (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same" (convolutions).
 _TWO_DEVICES = re.compile(r"to be on the same device|type \(torch\.[a-z]+\.\w*Tensor\)")
 _ONE_DEVICE = (
-    ". The model and the batch are moved to the search's device. Try device=inputs.device for "
+    "The model and the batch are moved to the search's device. Try device=inputs.device for "
     "the tensors that the code makes, and register_buffer for those that the model keeps"
 )
 # DistributedDataParallel's for unused parameters, and for a layer that reentrant checkpointing uses
 # twice. They name options, which --strategy ddp cannot give; it keeps a model that is wrapped.
 _UNLIKE_DDP = re.compile(r"Expected to (have finished reduction|mark a variable ready only once)")
 _WRAP_IT = (
-    ". Try a target that wraps the model as your training does: "
+    "Try a target that wraps the model as your training does: "
     "DistributedDataParallel(model, find_unused_parameters=True), or static_graph=True"
 )
 # torch.stack in default_collate, which makes the batches of a data set without a collate function.
-_UNEQUAL = "stack expects each tensor to be equal size"
-_COLLATE = ". Try your DataLoader, whose collate_fn pads them, in place of the data set"
+_UNEQUAL = re.compile("stack expects each tensor to be equal size")
+_COLLATE = "Try your DataLoader, whose collate_fn pads them, in place of the data set"
 
 
 def user_traceback(error: BaseException) -> str:
@@ -92,14 +93,33 @@ def error_line(error: BaseException) -> str:
         ZeroDivisionError: division by zero (raised while the loader made a batch)
     """
     line = "".join(f"{type(error).__name__}: {error}".splitlines()[:1]).removesuffix(": ")
-    if _TWO_DEVICES.search(line):
-        line = line.rstrip(".!") + _ONE_DEVICE
+    doing = _doing(error)
+    hint = _hint_for(line, doing)
     if found := _UNLIKE_DDP.search(line):  # the rest of the line is a paragraph
-        line = line[: found.end()] + _WRAP_IT
+        line = line[: found.end()]
+    elif hint:
+        line = line.rstrip(".!")
+    return f"{line}{doing and f' ({doing})'}{hint and f'. {hint}'}"
+
+
+def add_hint(error: Exception) -> None:
+    """Let Python show below an error what :func:`error_line` adds to it (Python 3.11)."""
+    doing = _doing(error)
+    hint = ". ".join(filter(None, (doing, _hint_for(str(error), doing))))
+    if hint and sys.version_info >= (3, 11):
+        error.add_note(f"batchfinder: {hint}")
+
+
+def _doing(error: BaseException) -> str:
     doing = vars(error).get("batchfinder_doing")
-    if not doing:
-        return line
-    return f"{line} (raised while {doing}){_COLLATE if _UNEQUAL in line else ''}"
+    return f"raised while {doing}" if doing else ""
+
+
+def _hint_for(text: str, doing: str) -> str:
+    hints = {_TWO_DEVICES: _ONE_DEVICE, _UNLIKE_DDP: _WRAP_IT}
+    if doing.endswith(" made a batch"):
+        hints[_UNEQUAL] = _COLLATE
+    return next((hint for pattern, hint in hints.items() if pattern.search(text)), "")
 
 
 def _first_user_frame(frame: TracebackType | None) -> TracebackType | None:

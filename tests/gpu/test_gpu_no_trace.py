@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import sys
 from collections.abc import Iterator
 from io import StringIO
 from itertools import accumulate
@@ -291,6 +292,13 @@ def test_the_limit_is_lifted_after_an_error() -> None:
 
     larger_than_the_limit = torch.empty(3 * GIB, dtype=torch.uint8, device=DEVICE)
     assert larger_than_the_limit.numel() == 3 * GIB
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes before")
+def test_an_error_about_shapes_says_what_to_try() -> None:
+    with pytest.raises(RuntimeError, match="groups=1") as raised:
+        find_max_batch(nn.Conv2d(3, 8, 3), torch.ones(3, 8, 8), device=DEVICE)
+    assert "If the sample is one example, try tensor[None]" in raised.value.__notes__[0]
 
 
 def test_a_host_without_room_for_copies_is_told_before_it_is_full(

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from batchfinder.errors import UsageError
 from batchfinder.training.target import load_target
-from batchfinder.training.user_traceback import error_line, user_traceback
+from batchfinder.training.user_traceback import add_hint, error_line, mark, user_traceback
 
 
 def shown(target: str) -> str:
@@ -135,6 +135,20 @@ def test_options_of_the_wrapper_are_given_by_the_target() -> None:
             with_options(x).sum().backward()
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes before")
+def test_python_shows_hints_below_an_error() -> None:
+    plain, hinted = RuntimeError("out of luck"), RuntimeError("not to be on the same device!")
+    mark(hinted, "the step ran")
+    for error in (plain, hinted):
+        add_hint(error)
+    assert "batchfinder" not in user_traceback(plain)
+    assert (
+        user_traceback(hinted)
+        .splitlines()[1]
+        .startswith("batchfinder: raised while the step ran. The model and the batch are moved")
+    )
 
 
 def test_other_messages_are_as_they_are() -> None:
