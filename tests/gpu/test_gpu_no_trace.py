@@ -298,7 +298,7 @@ def test_the_limit_is_lifted_after_an_error() -> None:
 def test_an_error_about_shapes_says_what_to_try() -> None:
     with pytest.raises(RuntimeError, match="groups=1") as raised:
         find_max_batch(nn.Conv2d(3, 8, 3), torch.ones(3, 8, 8), device=DEVICE)
-    assert "If the sample is one example, try tensor[None]" in raised.value.__notes__[0]
+    assert "If the sample is one example, try tensor[None]" in vars(raised.value)["__notes__"][0]
 
 
 def test_a_host_without_room_for_copies_is_told_before_it_is_full(
