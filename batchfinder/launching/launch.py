@@ -29,11 +29,15 @@ KEPT_LINES, KEPT_LINE_LENGTH = 60, 2000
 # Experiment trackers must not record launches: they are not training runs.
 TRACKERS_OFF = {
     "WANDB_MODE": "disabled",
-    "COMET_MODE": "disabled",
+    "COMET_MODE": "disabled",  # only for frameworks' integrations of Comet
+    "COMET_AUTO_LOG_DISABLE": "1",
     "NEPTUNE_MODE": "debug",
     "CLEARML_OFFLINE_MODE": "1",
     "DISABLE_MLFLOW_INTEGRATION": "TRUE",
+    "MLFLOW_ALLOW_FILE_STORE": "true",
 }
+# MLflow cannot be switched off, so it records into the launch's folder, which does not know these.
+OF_ANOTHER_STORE = ("MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID")
 
 
 class Launch:
@@ -76,8 +80,9 @@ class Launch:
             order_file.write_text(json.dumps(order), encoding="utf-8")
             arguments, variables = template.fill(batch_size, self._folder)
             environment = {
-                **os.environ,
+                **{k: value for k, value in os.environ.items() if k not in OF_ANOTHER_STORE},
                 **TRACKERS_OFF,
+                "MLFLOW_TRACKING_URI": (self._folder / "mlruns").as_uri(),
                 **NO_RESERVES,
                 "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR")
                 or _usual_cache_of_kernels(),

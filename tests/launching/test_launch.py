@@ -49,6 +49,19 @@ def test_a_user_without_a_name_may_launch(monkeypatch: pytest.MonkeyPatch) -> No
     assert launch.exit_status == 0
 
 
+def test_no_tracker_records_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "7")  # of that server only
+    names = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_ID", "COMET_AUTO_LOG_DISABLE", "WANDB_MODE")
+    show = f"import os; print(*[os.environ.get(name) for name in {names}])"
+    template = Template([sys.executable, "-c", show, "{batch_size}"])
+    with closing(Launch(template, 8, {}, steps=3)) as launch:
+        list(launch.reports())
+    store, *others = launch.output.split()
+    assert launch.owns(store.removeprefix("file://"))
+    assert others == ["None", "1", "disabled"]
+
+
 @pytest.mark.timeout(60)
 def test_a_launch_ends_although_a_signal_came_while_its_process_was_polled() -> None:
     launch = Launch(Template(["sleep", "100", "{batch_size}"]), 8, {}, steps=3)
