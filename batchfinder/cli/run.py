@@ -18,7 +18,7 @@ from batchfinder.errors import UsageError
 from batchfinder.launching.conclusion import overruled
 from batchfinder.launching.options import RunOptions, choose_kind
 from batchfinder.launching.template import Template
-from batchfinder.probing.code import digests, modules_beside
+from batchfinder.probing.code import digests, files_of_command
 from batchfinder.reporting.page.page import check_report
 from batchfinder.reporting.progress import TerminalReporter
 from batchfinder.results.result import Status
@@ -147,13 +147,12 @@ def run_command(
 
 def _facts_of(template: Template, options: RunOptions, bounds: Bounds) -> dict[str, Any]:
     """Return what the answer of this command depends on, such as its current code."""
-    named = [word for word in template.arguments if Path(word).is_file()]
     return {
         "template": asdict(template),
         "options": asdict(options),
         "bounds": bounds,
         "folder": str(Path.cwd()),
-        "code": digests([*named, *template.files, *modules_beside(named)]),
+        "code": digests([*template.files, *files_of_command(template.arguments)]),
     }
 
 

@@ -6,7 +6,7 @@ import hashlib
 import os
 import platform
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 # Prefixes of environment variables that change a step's memory or its device.
@@ -48,9 +48,18 @@ def digests(files: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def modules_beside(scripts: Iterable[str]) -> Iterator[str]:
-    """Yield the Python files that Python scripts may import: in their folders and below."""
-    for top in {Path(script).parent for script in scripts if script.endswith(".py")}:
+def files_of_command(words: Sequence[str]) -> Iterator[str]:
+    """Yield the files that a command's answer depends on, as far as its words show them.
+
+    These are the files that it names, also as ``key=FILE``, and the Python files in the folders of
+    its scripts and below. With ``-m MODULE``, that is the current folder. Configurations there do
+    not count: trainings write their own.
+    """
+    parts = [part for word in words for part in (word, word.partition("=")[2])]
+    named = [part for part in parts if os.path.isfile(part)]  # noqa: PTH113 - code of -c is long
+    yield from named
+    scripts = [name for name in named if name.endswith(".py")] + ["main.py"] * ("-m" in words)
+    for top in {Path(script).parent for script in scripts}:
         for name, folders, files in os.walk(top):
             if "pyvenv.cfg" in files or name.endswith(("site-packages", "node_modules")):
                 folders.clear()

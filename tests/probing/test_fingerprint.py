@@ -13,7 +13,7 @@ from fakes import FakeProber
 from torch import nn
 
 from batchfinder.cli.remembering import SearchMemory
-from batchfinder.probing.code import digests
+from batchfinder.probing.code import digests, files_of_command
 from batchfinder.probing.fingerprint import fingerprint
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.training.setup import TrainingSetup
@@ -85,3 +85,20 @@ def test_files_count_by_content_and_installed_ones_do_not(tmp_path: Path) -> Non
     assert [*before] == [str(file.resolve())]
     file.write_text("width = 9")
     assert digests([str(file)]) != before
+
+
+def test_the_files_of_a_command_are_named_or_beside_its_scripts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("train.py", "model.py", "base.yaml", "parts/blocks.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    code = {"train.py", "model.py", "parts/blocks.py"}
+    long = f"print(1)  # {'x' * 300}"  # longer than a file's name may be
+    assert {*files_of_command(["python", "-c", long])} == set()
+    assert {*files_of_command(["python", "train.py", "--config=base.yaml"])} == code | {"base.yaml"}
+    assert {*files_of_command(["python", "-m", "parts.blocks"])} == code
+    assert {*files_of_command(["python", str(tmp_path / "parts/blocks.py")])} == {
+        str(tmp_path / "parts/blocks.py")
+    }
