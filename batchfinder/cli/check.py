@@ -41,6 +41,7 @@ def check_batch_size(
     memory: str | None,
     max_memory: str | None,
     settings: Sequence[str],
+    files: Sequence[str],
     as_json: bool,
     quiet: bool,
     verbose: bool,
@@ -48,7 +49,7 @@ def check_batch_size(
 ) -> int:
     """Run ``batchfinder check`` and return the exit status."""
     positive("--batch-size", batch_size)
-    is_target = len(words) == 1 and "{" not in words[0] and not settings
+    is_target = len(words) == 1 and "{" not in words[0] and not (settings or files)
     is_simulated = gpu is not None or memory is not None
     if is_simulated and not is_target:
         raise UsageError(
@@ -73,7 +74,8 @@ def check_batch_size(
                 if leftovers is None:
                     prober = worker_prober(request.source, request.options, show_output=verbose)
                 else:
-                    prober = launcher = _launcher(words, batch_size, request, settings, verbose)
+                    template = Template([*words], parse_settings(settings), tuple(files))
+                    prober = launcher = _launcher(template, batch_size, request, verbose)
                     leftovers.saved += launcher.saved
                 with closing(prober):
                     show(_doing(batch_size))
@@ -114,15 +116,12 @@ def _refuse_options_of_targets() -> None:
             raise UsageError(f"{option.opts[0]} is for a target, not a command. Try without it.")
 
 
-def _launcher(
-    words: Sequence[str], batch_size: int, request: Request, settings: Sequence[str], verbose: bool
-) -> LaunchProber:
+def _launcher(template: Template, batch_size: int, request: Request, verbose: bool) -> LaunchProber:
     # Late, because it is slow to import PyTorch: mistakes in the options are reported before.
     with ctrl_c_ends():
         from batchfinder.launching.prober import LaunchProber
 
     _refuse_options_of_targets()
-    template = Template([*words], parse_settings(settings))
     given = request.options
     options = RunOptions(
         device=given.device,

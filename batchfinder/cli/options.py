@@ -145,6 +145,14 @@ env_option = click.option(
     multiple=True,
     help="Set a variable for the script; placeholders are replaced. Repeatable.",
 )
+file_option = click.option(
+    "--file",
+    "files",
+    metavar="FILE",
+    multiple=True,
+    help="Replace placeholders, as in batch_size: {batch_size}, in a copy of a file that "
+    "COMMAND names, such as the script. Repeatable.",
+)
 json_option = flag("--json", "as_json", help="Print one JSON object on stdout.")
 SIZE_OPTIONS = (
     number("--min-batch-size", default=1, show_default=True, help="Try no smaller size."),
@@ -236,14 +244,7 @@ RUN_OPTIONS = (
         help="Try only sizes that divide N. {accumulation} times {batch_size} is N.",
     ),
     env_option,
-    click.option(
-        "--file",
-        "files",
-        metavar="FILE",
-        multiple=True,
-        help="Replace placeholders, as in batch_size: {batch_size}, in a copy of a file that "
-        "COMMAND names, such as the script. Repeatable.",
-    ),
+    file_option,
     click.option(
         "--steps",
         type=int,
@@ -289,6 +290,7 @@ CHECK_OPTIONS = (
     *LANGUAGE_MODEL_OPTIONS,
     compile_option,
     env_option,
+    file_option,
     json_option,
     quiet_option,
     flag("-v", "--verbose", help="Show what the code prints."),

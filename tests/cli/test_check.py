@@ -130,3 +130,14 @@ def test_a_command_is_checked_by_the_options_that_run_has() -> None:
 
     assert ended.exit_code == 0, ended.output
     assert "Batch size 16 trains on cpu" in ended.stdout
+
+
+def test_the_size_of_a_checked_command_may_stand_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "size.txt").write_text("{batch_size}")
+    script, size = f"{REPOSITORY}/tests/launching/script.py", f"{tmp_path}/size.txt"
+    options = ("--device", "cpu", "--memory-limit", "1GiB", "--file", size)
+
+    ended = check("--batch-size", "16", *options, "--", sys.executable, script, "--config", size)
+
+    assert ended.exit_code == 0, ended.output
+    assert "Batch size 16 trains on cpu" in ended.stdout
