@@ -18,6 +18,10 @@ SPENT = 0.8
 # Steps of a confirmation (3 if it is steady at once, 6 on the CPU, seldom more), and of a probe.
 CONFIRM_STEPS, PROBE_STEPS = 6, 2
 
+# A confirmation that uses less than this share of the time left comes at once: the next size may
+# hang until the end.
+CHEAP = 0.05
+
 # A last confirmation that uses up the time is worth it only at a size larger by this factor.
 WORTH = 1.25
 
@@ -73,6 +77,8 @@ class Deadline:
         reserve = 0.0
         if not is_confirmed and not (wanted.confirm and wanted.size <= known.ran):
             reserve = self._predict(known.ran, confirm=True)
+            if known.bounds.first <= known.ran and reserve < CHEAP * left:
+                return Move(known.ran, True)
         if self._predict(*wanted) + reserve <= left:
             return wanted
         size = min(wanted.size if is_confirmed else known.ran, self._largest_within(left))

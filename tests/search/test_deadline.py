@@ -39,6 +39,20 @@ def test_a_search_ends_in_time_with_a_confirmed_size(
     assert result.is_final or seconds < 100
 
 
+def test_a_size_is_confirmed_before_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hangs(SlowProber):
+        def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
+            if batch_size > 20:
+                raise KeyboardInterrupt
+            return super().probe(batch_size, confirm=confirm)
+
+    prober = Hangs(budget_bytes=20_000)
+    monkeypatch.setattr("batchfinder.search.deadline.time.monotonic", lambda: prober.now)
+    with pytest.raises(KeyboardInterrupt):
+        run_search(prober, deadline=deadline_in(10))
+    assert prober.confirmed
+
+
 @pytest.mark.parametrize("seconds", [0, -1, 1e10, float("inf"), float("nan")])
 def test_a_limit_that_is_none_is_refused(seconds: float) -> None:
     with pytest.raises(UsageError, match="above 0 seconds"):
