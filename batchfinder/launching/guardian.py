@@ -25,6 +25,7 @@ LOOK_SECONDS = 0.02  # between two looks at the command
 ENDING_SECONDS = 30.0
 
 PROC = Path("/proc")
+SHARED = Path("/dev/shm")
 
 NOT_STARTED = 127  # the exit status of shells for a command that cannot be started
 
@@ -58,8 +59,12 @@ def _restore_signals() -> None:
 
 
 def end_descendants() -> None:
-    """End all descendants. Stop each first, so that none reacts to the end of another."""
+    """End all descendants. Stop each first, so that none reacts to the end of another.
+
+    A loader's worker that ends while it makes a batch leaves it in shared memory, which is removed.
+    """
     deadline = time.monotonic() + ENDING_SECONDS
+    ended: set[str] = set()
     while time.monotonic() < deadline:
         stopped: set[int] = set()
         while new := descendants(os.getpid()) - stopped:
@@ -68,12 +73,17 @@ def end_descendants() -> None:
             stopped |= new
         for pid in stopped:
             _signal(pid, signal.SIGKILL)
+        ended |= set(map(str, stopped))
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
-            return
+            break
         time.sleep(LOOK_SECONDS / 4)
+    for file in SHARED.glob("torch_*_*"):  # torch_PID_...
+        if file.name.split("_")[1] in ended:
+            with contextlib.suppress(OSError):
+                file.unlink()
 
 
 def descendants(ancestor: int) -> set[int]:
