@@ -97,6 +97,7 @@ def fake_cuda(
         stack.enter_context(cuda_autocast_simulated(warn))
         stack.enter_context(libraries_simulated())
         stack.enter_context(_numbers_printed())
+        stack.enter_context(replaced(FakeTensor, __deepcopy__=_deep_copied))
         stack.enter_context(unknown_numbers())
         stack.enter_context(_scalars_listed())
         stack.callback(register_optimizer_step_pre_hook(foreach_as_cuda).remove)
@@ -108,6 +109,17 @@ def fake_cuda(
         logger = logging.getLogger("torch._subclasses.fake_tensor")
         stack.enter_context(replaced(logger, disabled=True))
         yield mode
+
+
+def _deep_copied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+    """Let a step copy caches and models; PyTorch would copy the mode with each fake tensor."""
+    if not tensor.is_leaf:
+        return Tensor.__deepcopy__(tensor, memo)  # type: ignore[no-untyped-call, no-any-return]
+    memo[id(tensor)] = made = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    if isinstance(tensor, nn.Parameter):
+        memo[id(tensor)] = made = nn.Parameter(made, tensor.requires_grad)
+    made.grad = copy.deepcopy(tensor.grad, memo)
+    return made
 
 
 def _numbers_printed() -> AbstractContextManager[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import random
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 
-from batchfinder import BatchFinderWarning, estimate_max_batch
+from batchfinder import BatchFinderWarning, estimate_max_batch, estimate_peak_memory
 from batchfinder.simulation.tracing.copies import copied
 
 COUNTS = {"steps": 0}
@@ -269,3 +270,28 @@ def test_a_module_may_hold_custom_operators() -> None:
         estimate = estimate_max_batch(Doubling(), torch.randn(2, 4), gpu="t4", max_batch_size=8)
     assert estimate.batch_size == 8
     assert sum("custom operators" in str(warning.message) for warning in told) == 1
+
+
+def test_a_step_may_copy_its_model_and_literals() -> None:
+    model, sample = nn.Linear(2048, 2048), torch.randn(2, 2048)
+
+    def step(model: nn.Module, batch: Tensor, copying: bool) -> Tensor:
+        loss: Tensor = model(batch).mean()
+        if copying:
+            seen = copy.deepcopy({"tokens": torch.tensor(2)})
+            loss = loss + (copy.deepcopy(model)(batch) * seen["tokens"]).mean()
+        return loss
+
+    alone, beside = (
+        estimate_peak_memory(
+            model,
+            sample,
+            batch_size=2,
+            optimizer="sgd",
+            step=functools.partial(step, copying=copying),
+            gpu="t4",
+        )
+        for copying in (False, True)
+    )
+    copied_bytes = 2048 * 2048 * 4  # its gradients may meet those of the model
+    assert copied_bytes <= beside.peak_bytes - alone.peak_bytes <= 3 * copied_bytes
