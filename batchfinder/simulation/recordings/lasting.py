@@ -59,7 +59,7 @@ MOST_FLUSHING = 0.2
 # such replays, which ran out of memory with two seeds of three within 20 steps; with them 148.
 FARTHEST = 2.0
 
-# To replay so many events takes about a second, to start processes a tenth of that.
+# It takes about a second to replay this many events, and a tenth of that to start processes.
 WORTH_PROCESSES = 10**6
 
 
