@@ -177,7 +177,7 @@ def _speed(throughput: Throughput, batch_size: int) -> str:
         rate = throughput.rates[0].samples_per_second
         return f"{format_rate(rate)} samples/s"
     if not throughput.is_clear:
-        return "steps vary too much to compare speeds"
+        return "steps vary too much to name a smaller size that is as fast"
     size = "no smaller size" if throughput.knee >= batch_size else throughput.knee
     return f"{size} trains as fast"
 
@@ -191,7 +191,8 @@ def _speeds(throughput: Throughput) -> list[str]:
     lines = [f"Samples per second: {rates} (steps vary by {spread:.1%})."]
     if len(throughput.rates) > 1 and not throughput.is_clear:
         lines.append(
-            "Steps vary or drift too much to tell which sizes are within "
-            f"{AS_FAST:.0%} of the best rate. Try again while nothing else runs on this machine."
+            f"The smallest size within {AS_FAST:.0%} of the best rate is between "
+            f"{throughput.knee_from} and {throughput.knee_to}: steps vary too much to tell more. "
+            "Try again while nothing else runs on this machine."
         )
     return lines

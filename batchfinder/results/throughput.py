@@ -15,25 +15,26 @@ from batchfinder.results.record import Record
 # A size within this fraction of the best rate counts as just as fast.
 AS_FAST = 0.02
 
-# The median of readings varies this many times as much as their mean, if they are normal.
+# The median of readings varies this many times as much as their mean, if they are normal. Their
+# standard deviation is as many times their mean deviation.
 MEDIAN_ERROR = 1.2533
 
-# The standard deviation is this many times the median deviation, if they are normal.
-NORMAL_DEVIATION = 1.4826
+# A difference counts from this many standard errors on; of few readings, these are less known.
+CERTAIN = 2
 
 # The time of a step combines a floor and a line in the batch size n: t^p = floor^p + (slope n)^p.
 # Power 1 is their sum. Large powers are their maximum, as on a GPU that small batches do not fill.
 POWERS = (1, 2, 4, 8)
 
-# A curve is used if it is off by at most this fraction, or by this many standard errors.
-OFF_CURVE = 0.02
-OFF_ERRORS = 3.5
+# By chance, the mean square of the distances from the right curve is seldom larger than this many
+# times that of the errors.
+LUCK = 3
 
-# With a larger standard error, no curve is fitted and no knee is clear.
-MOST_ERROR = 0.1
+# A shorter step is below what clocks can measure, in seconds.
+LEAST = 1e-9
 
-# A size timed twice has drifted if its medians differ by more than this many standard errors.
-DRIFT_ERRORS = 3
+# Passes over the readings that tell the sizes' times from the pace of the rounds.
+PASSES = 5
 
 
 @dataclass(frozen=True)
@@ -43,19 +44,19 @@ class Rate(Record):
     Attributes:
         batch_size: examples per device per forward/backward pass.
         samples_per_second: examples per second and device, by the median of the steps.
-        spread: the standard deviation of the steps, as a fraction.
-        steps: the number of timed steps, without the first of each run.
+        spread: the standard deviation of the steps around the pace of their round, as a fraction.
+        rounds: the number of rounds that timed it.
     """
 
     batch_size: int
     samples_per_second: float
     spread: float
-    steps: int
+    rounds: int
 
     @property
     def error(self) -> float:
         """The standard error of the rate, as a fraction."""
-        return MEDIAN_ERROR * self.spread / math.sqrt(self.steps)
+        return MEDIAN_ERROR * self.spread / math.sqrt(self.rounds)
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,16 @@ class Throughput(Record):
     Attributes:
         rates: the rate at each batch size, the smallest first.
         knee: the smallest of these sizes whose rate is within 2 % of the best.
-        is_clear: False if the steps differ too much to distinguish the knee from two sizes away, or
-            drift too much to distinguish it from the next.
+        knee_from: the smallest of these sizes that the knee may be, as steps vary.
+        knee_to: the largest of these sizes that the knee may be.
+        is_clear: True if these two are at most one size away from the knee, and not all sizes are
+            between them.
     """
 
     rates: tuple[Rate, ...]
     knee: int
+    knee_from: int
+    knee_to: int
     is_clear: bool
 
     def rate_at(self, batch_size: int) -> float | None:
@@ -94,57 +99,89 @@ def interpolated(points: Sequence[tuple[int, float]], at: int) -> float:
     return low_value + share * (high_value - low_value)
 
 
-def throughput_of(seconds: Mapping[int, Sequence[float]], drift: float = 0.0) -> Throughput:
+def throughput_of(rounds: Sequence[Mapping[int, Sequence[float]]]) -> Throughput:
     """Return the rates and the knee.
 
+    A busy machine is faster and slower for seconds at a time. So each round times the sizes one
+    after the other, and only the differences within a round tell which size is faster.
+
     Args:
-        seconds: the duration of each step, by batch size: at least one size with one step each.
-        drift: the difference between two timings of one size, first and last, as a fraction.
+        rounds: the duration of each step, by batch size, in each round: at least one. A round may
+            lack some sizes.
 
     Example:
-        >>> throughput_of({n: [0.1 + n / 100] * 4 for n in (100, 200, 400, 800)}).knee
+        >>> throughput_of([{n: [0.1 + n / 100] for n in (100, 200, 400, 800)}] * 4).knee
         400
     """
-    spread = _spread(seconds)
+    seconds, spread, drift, freedom = _steps(rounds)
     rates = [
-        Rate(size, size / statistics.median(of_size), spread, len(of_size))
+        Rate(size, size / of_size, spread, sum(size in one for one in rounds))
         for size, of_size in sorted(seconds.items())
     ]
-    smooth, error = _smoothed(rates)
-    has_drifted = drift > DRIFT_ERRORS * max(rate.error for rate in rates)
-    error += drift * has_drifted
-    low, knee, high = (_knee(smooth, margin) for margin in (error, 0, -error))
-    off_by = 0 if has_drifted else 1  # sizes that the knee may be off by
-    is_clear = max(knee - low, high - knee) <= off_by and error <= MOST_ERROR
-    return Throughput(tuple(rates), rates[knee].batch_size, is_clear)
+    # A size that some rounds lack is compared with what was timed earlier or later.
+    drifts = [drift if rate.rounds < len(rounds) else 0.0 for rate in rates]
+    errors = [math.hypot(rate.error, of_size) for rate, of_size in zip(rates, drifts, strict=True)]
+    smooth, errors = _smoothed(rates, errors)
+    low, knee, high = 0, _as_fast(smooth, errors, 0)[0], len(rates) - 1
+    if freedom:
+        certain = CERTAIN * (1 + 2 / freedom)
+        low = _as_fast(smooth, errors, certain)[0]
+        may_be_best = _as_fast(smooth, errors, certain, share=0)
+        high = [*_as_fast(smooth, errors, -certain), may_be_best[-1]][0]
+    is_clear = max(knee - low, high - knee) <= 1 and (high - low < len(rates) - 1 or high == 0)
+    at_knee, at_low, at_high = (rates[at].batch_size for at in (knee, low, high))
+    return Throughput(tuple(rates), at_knee, at_low, at_high, is_clear)
 
 
-def _spread(seconds: Mapping[int, Sequence[float]]) -> float:
-    """Return the standard deviation of steps around the median of their size, as a fraction.
+def _steps(
+    rounds: Sequence[Mapping[int, Sequence[float]]],
+) -> tuple[dict[int, float], float, float, int]:
+    """Return the time of a step at each size, and how much steps, and rounds, vary, as fractions.
 
-    It comes from the median of the deviations, so a single delayed step does not count.
+    The last number is by how many the readings are more than those that explain them.
+
+    The logarithm of a time is the sum of that of its size and that of the pace of its round. Each
+    is the median of what the other leaves, so a single delayed step does not count.
     """
-    deviations: list[float] = []
-    for of_size in seconds.values():
-        median = statistics.median(of_size)
-        deviations += [abs(second / median - 1) for second in of_size]
-    freedom = len(deviations) - len(seconds)
-    if freedom < 1:
-        return 0.0
-    return NORMAL_DEVIATION * statistics.median(deviations) * len(deviations) / freedom
+    logs = [
+        {n: [math.log(max(one, LEAST)) for one in of_size] for n, of_size in by_size.items()}
+        for by_size in rounds
+    ]
+    sizes = {n for by_size in logs for n in by_size}
+    middles = [{n: statistics.median(of_size) for n, of_size in one.items()} for one in logs]
+    paces = [0.0] * len(rounds)
+    levels: dict[int, float] = {}
+    for _ in range(PASSES):
+        for n in sizes:
+            of_size = (one[n] - pace for one, pace in zip(middles, paces, strict=True) if n in one)
+            levels[n] = statistics.median(of_size)
+        paces = [statistics.median(one[n] - levels[n] for n in one) for one in middles]
+    usual = statistics.median(paces)
+    off = [
+        abs(one - levels[n] - pace)
+        for by_size, pace in zip(logs, paces, strict=True)
+        for n, of_size in by_size.items()
+        for one in of_size
+    ]
+    freedom = max(0, len(off) - len(sizes) - len(rounds) + 1)
+    spread = MEDIAN_ERROR * sum(off) / freedom if freedom else 0.0
+    drift = max(paces) - min(paces)
+    return {n: math.exp(level + usual) for n, level in levels.items()}, spread, drift, freedom
 
 
-def _smoothed(rates: Sequence[Rate]) -> tuple[list[float], float]:
-    """Return the rates on a curve through them, if one is close enough, and their error."""
+def _smoothed(rates: Sequence[Rate], errors: list[float]) -> tuple[list[float], list[float]]:
+    """Return the rates and their errors, or those on a curve through them if one is near."""
     measured = [rate.samples_per_second for rate in rates]
-    error = max(rate.error for rate in rates)
-    if len(rates) < 4 or error > MOST_ERROR:
-        return measured, error
-    fits = [_fit(rates, power) for power in POWERS]
-    curve = min(fits, key=lambda fit: _distance(measured, fit))
-    if _distance(measured, curve) > max(OFF_CURVE, OFF_ERRORS * error):
-        return measured, error
-    return curve, error * math.sqrt(2 / len(rates))
+    if len(rates) < 4:
+        return measured, errors
+    curve = min((_fit(rates, power) for power in POWERS), key=lambda fit: _square(measured, fit))
+    chance = statistics.mean(error**2 for error in errors)
+    square = _square(measured, curve)
+    if square > LUCK * chance:
+        return measured, errors
+    # Two numbers make the curve, and it misses the rates by more than chance if it is a wrong one.
+    error = math.sqrt(2 / len(rates) * chance + max(0.0, square - chance))
+    return curve, [error] * len(rates)
 
 
 def _fit(rates: Sequence[Rate], power: int) -> list[float]:
@@ -152,7 +189,7 @@ def _fit(rates: Sequence[Rate], power: int) -> list[float]:
     # In x = n^p, t^p is a line: floor^p + slope^p x. Divided by its t^p, each error is relative.
     xs = [float(rate.batch_size) ** power for rate in rates]
     ys = [(rate.batch_size / rate.samples_per_second) ** power for rate in rates]
-    weights = [rate.steps / y**2 for rate, y in zip(rates, ys, strict=True)]
+    weights = [rate.rounds / y**2 for rate, y in zip(rates, ys, strict=True)]
     total = sum(weights)
     x_mean = sum(w * x for w, x in zip(weights, xs, strict=True)) / total
     y_mean = sum(w * y for w, y in zip(weights, ys, strict=True)) / total
@@ -171,13 +208,19 @@ def _fit(rates: Sequence[Rate], power: int) -> list[float]:
     ]
 
 
-def _distance(measured: Sequence[float], curve: Sequence[float]) -> float:
-    """Return the root mean square of the relative differences."""
-    squares = ((m / c - 1) ** 2 for m, c in zip(measured, curve, strict=True))
-    return math.sqrt(sum(squares) / len(measured))
+def _square(measured: Sequence[float], curve: Sequence[float]) -> float:
+    """Return the mean square of the relative differences."""
+    return statistics.mean((m / c - 1) ** 2 for m, c in zip(measured, curve, strict=True))
 
 
-def _knee(rates: Sequence[float], margin: float) -> int:
-    """Return the index of the first rate within 2 %, and a margin, of the best."""
-    enough = (1 - AS_FAST - margin) * max(rates)
-    return next((i for i, rate in enumerate(rates) if rate >= enough), len(rates) - 1)
+def _as_fast(
+    rates: Sequence[float], errors: Sequence[float], margin: float, share: float = AS_FAST
+) -> list[int]:
+    """Return the indices of the rates within a share, and a margin in errors, of every other."""
+
+    def is_as_fast(i: int, j: int) -> bool:
+        error = math.hypot(errors[i], errors[j]) if i != j else 0.0
+        return rates[i] >= (1 - share - margin * error) * rates[j]
+
+    places = range(len(rates))
+    return [i for i in places if all(is_as_fast(i, j) for j in places)]

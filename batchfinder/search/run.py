@@ -116,7 +116,11 @@ def run_search(
         *of_the_finding,
         *warnings_of_holes(passed_over),
     ]
-    throughput = _timed(finding, run, probes, bounds) if measures_throughput else None
+    throughput, timing_seconds = None, 0.0
+    if measures_throughput and finding.status in (Status.FOUND, Status.CAPPED):
+        began = time.monotonic()
+        throughput = _timed(finding, prober, on_probing, probes, bounds, deadline)
+        timing_seconds = time.monotonic() - began
     seconds = time.monotonic() - started
     model = memory_model_of(proved.probes, prober.is_repeatable) if proved else None
     result = conclude(prober, probes, finding, seconds, warnings, model)
@@ -125,7 +129,7 @@ def run_search(
         notes=(*notes, *notes_about(finding, prober, bounds)),
         estimated_batch_size=head_start.batch_size,
         seconds_by_part=_seconds_by_part(
-            prober, probes, result.seconds + spent_before, head_start.seconds
+            prober, probes, result.seconds + spent_before, head_start.seconds, timing_seconds
         ),
         remembered_from=proved.saved if proved else None,
         throughput=throughput,
@@ -174,19 +178,41 @@ def _confirmed_again(
 
 
 def _timed(
-    finding: Finding, run: RunProbe, probes: list[Probe], bounds: Bounds
+    finding: Finding,
+    prober: Prober,
+    on_probing: OnProbing | None,
+    probes: list[Probe],
+    bounds: Bounds,
+    deadline: Deadline | None,
 ) -> Throughput | None:
-    """Time training at sizes up to the answer; return None if there is no answer."""
-    if finding.answer is None or finding.status not in (Status.FOUND, Status.CAPPED):
+    """Time training at sizes up to the answer; return None if there is no answer.
+
+    These runs prove nothing, so they are no probes of the result.
+    """
+    if finding.answer is None:
         return None
-    return measure_throughput(run, [*probes], finding.answer.batch_size, bounds)
+
+    def time_steps(size: int) -> Probe:
+        if on_probing:
+            on_probing(size, False)
+        return prober.probe(size, confirm=True)
+
+    answer = finding.answer.batch_size
+    if deadline is None:
+        return measure_throughput(time_steps, probes, answer, bounds)
+    return measure_throughput(time_steps, probes, answer, bounds, deadline.seconds_left)
 
 
 def _seconds_by_part(
-    prober: Prober, probes: list[Probe], seconds: float, estimate_seconds: float
+    prober: Prober,
+    probes: list[Probe],
+    seconds: float,
+    estimate_seconds: float,
+    timing_seconds: float,
 ) -> dict[str, float]:
     """Return where the time went, including what the prober spent before the search."""
     steps = sum(probe.seconds for probe in probes)
     parts = {"steps": steps, "estimate": estimate_seconds, **prober.seconds_by_part}
+    parts |= {"timing": timing_seconds} if timing_seconds else {}
     parts["rest"] = max(0.0, seconds - sum(parts.values()))
     return {name: round(part, 3) for name, part in parts.items()}

@@ -3,84 +3,95 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from batchfinder.results.probe import Probe
 from batchfinder.results.throughput import Throughput, throughput_of
 from batchfinder.search.bounds import ALL_SIZES, Bounds
-from batchfinder.search.search import RunProbe
 
 # Sizes go down by the factor DOWN until the rate is below the share SLOWER of the best rate.
 DOWN = 2
 SLOWER = 0.85
-MOST_SIZES = 6
+MOST_SIZES = 8
 
 # One more size is timed between two neighbors if their ratio is above this.
 APART = 1.6
 
+# Each size is timed in at most this many rounds: 3 % noise is then an error of 1.5 %.
+MOST_ROUNDS = 6
+
+Round = dict[int, Sequence[float]]
+
 
 def measure_throughput(
-    run: RunProbe,
+    time_steps: Callable[[int], Probe],
     probes: Sequence[Probe],
     answer: int,
     bounds: Bounds = ALL_SIZES,
+    seconds_left: Callable[[], float] = lambda: math.inf,
 ) -> Throughput | None:
     """Time training steps at sizes below the answer of a search, and find the knee.
 
     Readings of the search are used again. The new ones cost at most as much as the search did. The
-    first new size is timed once more at the end, because the load of a machine may drift meanwhile.
+    load of a machine changes meanwhile, so all sizes are timed in rounds, up and down.
 
     Args:
-        run: runs one size. Every size below the answer should fit.
+        time_steps: runs steps at one size. Every size up to the answer should fit.
         probes: the probes of the search.
         answer: the batch size that it found.
         bounds: the sizes that may be timed.
+        seconds_left: returns the seconds until the time limit.
 
     Returns:
         The rates and the knee; None if no step at the answer was timed.
 
     Raises:
-        Exception: whatever ``run`` raises.
+        Exception: whatever ``time_steps`` raises.
     """
-    seconds: dict[int, list[float]] = {}
+    first: Round = {}
     for probe in probes:
-        _note(probe, seconds)
-    seconds = {size: readings for size, readings in seconds.items() if size <= answer}
-    if answer not in seconds:
+        if probe.fits and probe.confirmed and probe.batch_size <= answer:
+            _note(probe, first)
+    if answer not in first:
         return None
     left = sum(probe.samples or probe.batch_size * probe.steps for probe in probes)
-    steps = len(seconds[answer]) + 1
-    first = 0
-    while len(seconds) < MOST_SIZES:
-        size = _next_size(seconds, bounds)
-        if size is None or (size + (first or size)) * steps > left:
-            break
-        probe = run(size, True)
+    longest = max(probe.seconds for probe in probes if probe.fits)
+    rounds, steps = [first], 1
+
+    def takes(size: int) -> bool:
+        """Time a size, if that is not too expensive; return True if it worked."""
+        nonlocal left, steps
+        if size * steps > left or longest > seconds_left():
+            return False
+        probe = time_steps(size)
+        steps = probe.steps
         left -= probe.samples or size * probe.steps
-        if not _note(probe, seconds):
+        return probe.fits and _note(probe, rounds[-1])
+
+    while len(first) < MOST_SIZES and (size := _next_size(first, bounds)) is not None:
+        if not takes(size):
             break
-        first = first or size
-    again: dict[int, list[float]] = {}
-    if not first or not _note(run(first, True), again):
-        return throughput_of(seconds)
-    before, after = (statistics.median(readings[first]) for readings in (seconds, again))
-    return throughput_of(seconds, abs(after / before - 1))
+    again = [size for size in sorted(first) if sum(n for n in first if n <= size) * steps <= left]
+    while len(rounds) < MOST_ROUNDS and again and sum(again) * steps <= left:
+        rounds.append({})
+        if not all(takes(size) for size in again):
+            break
+        again.reverse()
+    return throughput_of([one for one in rounds if one])
 
 
-def _note(probe: Probe, seconds: dict[int, list[float]]) -> bool:
-    """Keep a probe's readings except the first, which chooses kernels and allocates memory."""
+def _note(probe: Probe, seconds: Round) -> bool:
+    """Keep a probe's readings. The first of several chooses kernels and allocates memory."""
     batches = max(1, round((probe.samples or 1) / (probe.steps * probe.batch_size)))  # in a step
-    readings = [second / batches for second in probe.steps_seconds[1:]]
-    is_of_use = probe.fits and probe.confirmed and bool(readings)
-    if is_of_use:
-        seconds[probe.batch_size] = seconds.get(probe.batch_size, []) + readings
-    return is_of_use
+    readings = [second / batches for second in probe.steps_seconds]
+    if readings:
+        seconds[probe.batch_size] = [*seconds.get(probe.batch_size, ()), *readings[1:]] or readings
+    return bool(readings)
 
 
-def _next_size(seconds: dict[int, list[float]], bounds: Bounds) -> int | None:
+def _next_size(seconds: Round, bounds: Bounds) -> int | None:
     """Return the next size to time; None if enough are known."""
-    known = throughput_of(seconds)
+    known = throughput_of([seconds])
     rates = [rate.samples_per_second for rate in known.rates]
     sizes = [rate.batch_size for rate in known.rates]
     if rates[0] > SLOWER * max(rates) and sizes[0] > bounds.first:

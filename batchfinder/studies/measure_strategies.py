@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 
 from batchfinder.errors import reason_of
 from batchfinder.probing.choose_prober import choose_prober
@@ -13,7 +14,7 @@ from batchfinder.simulation.explanation import explain
 from batchfinder.simulation.gpus import NO_GPU
 from batchfinder.simulation.recordings.guess import head_start_of
 from batchfinder.simulation.tracing.step_trace import StepTraces
-from batchfinder.studies.apply_strategy import Applied, applied
+from batchfinder.studies.apply_strategy import applied
 from batchfinder.studies.comparison import StrategyRow
 from batchfinder.studies.comparison_request import ComparisonRequest
 from batchfinder.studies.strategies import Strategy
@@ -30,13 +31,16 @@ _NEEDS_RANKS = (
 def measure_strategies(
     request: ComparisonRequest, on_begin: Callable[[str], None] = lambda _: None
 ) -> Iterator[list[StrategyRow]]:
-    """Search with every strategy on the device. Yield the row of each as it ends.
+    """Search with every strategy on the device. Yield the row of each, in a list, as it ends.
 
-    ``on_begin`` is called as each probe begins, with a text such as ``bf16: trying 64 ...``.
+    ``on_begin`` is called as each probe begins, with a text such as ``bf16: trying 64 ...``. The
+    lists get the sizes of the model states at the end: a trace leaves memory in this process, which
+    on the CPU would count against the limit of the next search.
 
     Raises:
         Exception: the error of the first strategy, which changes nothing.
     """
+    done: list[list[StrategyRow]] = []
     for strategy in request.strategies:
         try:
             row = _measured(request, strategy, on_begin)
@@ -44,7 +48,11 @@ def measure_strategies(
             if strategy == request.strategies[0]:
                 raise
             row = StrategyRow(strategy, note=reason_of(error))
-        yield [row]
+        done.append([row])
+        yield done[-1]
+    for rows in done:
+        if rows[0].result is not None:
+            rows[0] = replace(rows[0], model_state_bytes=_model_states(request, rows[0]))
 
 
 def _measured(
@@ -54,27 +62,26 @@ def _measured(
         note = _NEEDS_RANKS.format(ranks=request.world_size, name=strategy.parallel)
         return StrategyRow(strategy, note=note, world_size=request.world_size)
     on_probing = probing(strategy.name, on_begin)
-    with applied(strategy, request.setup, request.options) as step:
-        with closing(choose_prober(step.setup, step.options)) as prober:
-            head_start = head_start_of(prober, step.options.confirm_steps)
-            result = run_search(
-                prober, request.bounds, on_probing=on_probing, head_start=head_start
-            )
-        states = _model_states(step, max(result.batch_size, request.bounds.first))
+    with (
+        applied(strategy, request.setup, request.options) as step,
+        closing(choose_prober(step.setup, step.options)) as prober,
+    ):
+        head_start = head_start_of(prober, step.options.confirm_steps)
+        result = run_search(prober, request.bounds, on_probing=on_probing, head_start=head_start)
     return StrategyRow(
         strategy,
         result,
         peak_bytes=peak_at(result.probes, result.batch_size),
-        model_state_bytes=states,
         blocks=step.blocks,
         plan=request.plan_of(strategy, result.batch_size),
     )
 
 
-def _model_states(step: Applied, batch_size: int) -> int | None:
+def _model_states(request: ComparisonRequest, row: StrategyRow) -> int | None:
     """Return the bytes of parameters, gradients and optimizer states; None if unknown."""
-    with suppress(Exception):  # the user's model may fail here; the search already has its answer
-        traces = StepTraces(step.setup, step.options, _ANY_CAPABILITY)
-        peak = explain(traces.at(batch_size), batch_size, gpu=NO_GPU, reserved_bytes=0)
-        return peak.model_state_bytes
+    size = max(row.batch_size, request.bounds.first)
+    # The user's model may fail here. The search already has its answer.
+    with suppress(Exception), applied(row.strategy, request.setup, request.options) as step:
+        traces = StepTraces(step.setup, step.options, _ANY_CAPABILITY).at(size)
+        return explain(traces, size, gpu=NO_GPU, reserved_bytes=0).model_state_bytes
     return None

@@ -10,9 +10,9 @@ with the largest estimated batch against that of a search with each strategy, an
 of each step against the counted one. `sweep`: probes for eight lengths, and each answer against a
 search of its own. `knee`: on the CPU, the rate at the smallest size that `find --throughput` calls
 as fast, among the rates of a sweep over twelve sizes. A shared machine computes up to 30 % faster
-or slower for seconds at a time, in CPU seconds too, so the sweep divides each step by a reference
-step just before and just after it. Each model has a process of its own, and its row is written as
-it comes to scripts/results/studies.json. The models of Transformers and timm need these.
+or slower for seconds at a time, so the sweep times all sizes in rounds. Each model has a process of
+its own, and its row is written as it comes to scripts/results/studies.json. Models of Transformers
+and timm need these packages.
 """
 
 from __future__ import annotations
@@ -71,10 +71,9 @@ STRATEGIES = (
 LENGTHS = (32, 64, 96, 128, 192, 256, 384, 512)
 SIDES = (32, 48, 64, 80, 96, 112, 128, 160)
 
-# Of a sweep on the CPU: the memory of the search, the sizes, the ratio of two, the steps at each,
-# and by how much smaller than the answer the reference is.
+# Of a sweep on the CPU: the memory of the search, the sizes, the ratio of two, and the rounds.
 CPU_LIMIT = "1GiB"
-SIZES, RATIO, STEPS, REFERENCE = 12, 2**0.5, 9, 8
+SIZES, RATIO, ROUNDS = 12, 2**0.5, 12
 BUNDLED = {
     "mlp": train_mlp,
     "resnet": train_resnet,
@@ -232,27 +231,28 @@ def knee_of(name: str) -> dict[str, Any]:
         step.optimizer_step()
         return time.perf_counter() - started
 
-    reference = max(1, result.batch_size // REFERENCE)
-    seconds: dict[int, list[float]] = {size: [] for size in sorted({*sizes, found.knee})}
-    for round_number in range(STEPS + 1):
-        before = timed_step(reference)
-        for size, of_size in seconds.items():
-            second, after = timed_step(size), timed_step(reference)
-            if round_number:  # the first round allocates memory
-                of_size.append(2 * second / (before + after))
-            before = after
-    sweep = throughput_of(seconds)
+    places = sorted({*sizes, found.knee})
+    rounds: list[dict[int, list[float]]] = []
+    for _ in range(ROUNDS + 1):
+        rounds.append({size: [timed_step(size)] for size in places})
+        places.reverse()
+    sweep = throughput_of(rounds[1:])  # the first round allocates memory
     rates = {rate.batch_size: round(rate.samples_per_second, 1) for rate in sweep.rates}
-    share, error = rates[found.knee] / max(rates.values()), sweep.rates[0].error
+    share, error = rates[found.knee] / max(rates.values()), max(r.error for r in sweep.rates)
     return {
         "batch_size": result.batch_size,
         "knee": found.knee,
+        "knee_from": found.knee_from,
+        "knee_to": found.knee_to,
         "is_clear": found.is_clear,
         "knee_of_sweep": sweep.knee,
+        "sweep_from": sweep.knee_from,
+        "sweep_to": sweep.knee_to,
         "share_of_best": round(share, 4),
         "error": round(error, 4),
         "is_as_fast": share >= 1 - AS_FAST - error,
-        "relative_rates": rates,
+        "rates": {rate.batch_size: round(rate.samples_per_second, 1) for rate in found.rates},
+        "rates_of_sweep": rates,
     }
 
 
@@ -276,8 +276,10 @@ def summary(part: str, rows: list[dict[str, Any]]) -> str:
     if part == "knee":
         right = sum(row["is_as_fast"] for row in rows)
         least = min(row["share_of_best"] for row in rows)
+        wrong = sum(row["is_clear"] and not row["is_as_fast"] for row in rows)
         return (
-            f"studies: {right} of {len(rows)} knees as fast as the best size, the least {least:.1%}"
+            f"studies: {right} of {len(rows)} knees as fast as the best size, the least "
+            f"{least:.1%}; {wrong} clear and wrong"
         )
     probes = max(row["probes"] for row in rows)
     worst = min(row["worst_share"] for row in rows)

@@ -25,8 +25,7 @@ def measured(
     """Time sizes on a machine that becomes slower by ``drift`` with each of them."""
     sizes: list[int] = []
 
-    def run(size: int, confirm: bool) -> Probe:
-        assert confirm
+    def run(size: int) -> Probe:
         sizes.append(size)
         slow = (1 + drift) ** len(sizes)
         probe = probe_of(size, floor)
@@ -57,16 +56,44 @@ def test_where_small_sizes_are_slow_few_are_timed() -> None:
 def test_only_sizes_that_may_be_tried_are_timed(bounds: Bounds) -> None:
     _, sizes = measured(floor=0.0, answer=960, bounds=bounds)
     assert all(n in range(bounds.first, 961, bounds.multiple_of) for n in sizes)
-    assert sizes[-1] == sizes[0]
-    assert len(sizes) - 1 == len({*sizes})
+    first = sizes[: len({*sizes})]
+    assert sizes[len(first) : 2 * len(first)] == sorted(first)  # up again, and down
 
 
 @pytest.mark.parametrize("drift", [0.02, 0.05, -0.03])
 def test_a_machine_that_becomes_slower_or_faster_tells_no_knee(drift: float) -> None:
     assert measured(floor=0.05)[0].is_clear
     throughput, sizes = measured(floor=0.05, drift=drift)
-    assert sizes[-1] == sizes[0]  # the same size twice tells the drift
+    assert len({*sizes}) < len(sizes)  # the same size twice tells the drift
     assert not throughput.is_clear
+    assert throughput.knee_from <= 707 <= throughput.knee_to
+
+
+def test_a_load_that_comes_and_goes_between_rounds_hides_no_knee() -> None:
+    runs: list[int] = []
+
+    def run(size: int) -> Probe:
+        runs.append(size)
+        load = 1 + (len(runs) // 5) % 3 * 0.3
+        return Probe(size, Outcome.FITS, 1, 1.0, size, steps_seconds=(load * (0.05 + size / 1000),))
+
+    throughput = measure_throughput(run, [probe_of(1000, 0.05, steps=20)], 1000)
+    assert throughput is not None
+    assert (throughput.knee, throughput.is_clear) == (707, True)
+    assert min(rate.rounds for rate in throughput.rates) >= 4
+
+
+def test_timing_ends_with_the_time_limit() -> None:
+    left = iter([30.0, 20.0, 5.0, 4.0, 3.0, 2.0])
+    sizes: list[int] = []
+
+    def run(size: int) -> Probe:
+        sizes.append(size)
+        return probe_of(size, 0.005)
+
+    search = [probe_of(1000, 0.005, steps=6)]
+    measure_throughput(run, search, 1000, seconds_left=lambda: next(left))
+    assert sizes == [500, 250]
 
 
 def test_without_a_reading_at_the_answer_there_is_nothing_to_compare() -> None:

@@ -29,7 +29,7 @@ class Slow(Dataset[Tensor]):
 def test_a_slow_loader_is_measured_and_named_as_the_limit(loader: object) -> None:
     rate = samples_per_second(loader, 0.1)
     assert 100 < rate < 500
-    steps = throughput_of({8: [0.01] * 4})  # 800 samples a second
+    steps = throughput_of([{8: [0.01] * 4}])  # 800 samples a second
     (text,) = loader_remarks(rate, steps)
     assert "the data loader is the limit" in text
     assert "steps at 8 train on 800. Try more num_workers" in text
