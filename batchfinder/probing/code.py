@@ -58,8 +58,10 @@ def files_of_command(words: Sequence[str]) -> Iterator[str]:
     parts = [part for word in words for part in (word, word.partition("=")[2])]
     named = [part for part in parts if os.path.isfile(part)]  # noqa: PTH113 - code of -c is long
     yield from named
-    scripts = [name for name in named if name.endswith(".py")] + ["main.py"] * ("-m" in words)
-    for top in {Path(script).parent for script in scripts}:
+    tops = {Path(name).parent for name in named if name.endswith(".py")}
+    if "-m" in words:
+        tops.add(Path())
+    for top in tops:
         for name, folders, files in os.walk(top):
             if "pyvenv.cfg" in files or name.endswith(("site-packages", "node_modules")):
                 folders.clear()

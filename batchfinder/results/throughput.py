@@ -126,8 +126,8 @@ def throughput_of(rounds: Sequence[Mapping[int, Sequence[float]]]) -> Throughput
     if freedom:
         certain = CERTAIN * (1 + 2 / freedom)
         low = _as_fast(smooth, errors, certain)[0]
-        may_be_best = _as_fast(smooth, errors, certain, share=0)
-        high = [*_as_fast(smooth, errors, -certain), may_be_best[-1]][0]
+        surely = _as_fast(smooth, errors, -certain)
+        high = surely[0] if surely else _as_fast(smooth, errors, certain, share=0)[-1]
     is_clear = max(knee - low, high - knee) <= 1 and (high - low < len(rates) - 1 or high == 0)
     at_knee, at_low, at_high = (rates[at].batch_size for at in (knee, low, high))
     return Throughput(tuple(rates), at_knee, at_low, at_high, is_clear)

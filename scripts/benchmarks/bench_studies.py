@@ -238,7 +238,7 @@ def knee_of(name: str) -> dict[str, Any]:
         places.reverse()
     sweep = throughput_of(rounds[1:])  # the first round allocates memory
     rates = {rate.batch_size: round(rate.samples_per_second, 1) for rate in sweep.rates}
-    share, error = rates[found.knee] / max(rates.values()), max(r.error for r in sweep.rates)
+    share, error = rates[found.knee] / max(rates.values()), sweep.rates[0].error
     return {
         "batch_size": result.batch_size,
         "knee": found.knee,

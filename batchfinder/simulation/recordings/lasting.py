@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
 
 from batchfinder.probing.devices.allocator.caching import (
     AllocatorSettings,
@@ -95,29 +94,35 @@ def failing_variant(
     if not recording.steps:
         return None
     first, *others = variants_of(recording) if numbers is None else numbers
-    last = partial(_last, recording, limit_of(recording, budget_bytes), settings)
-    if not all(last([first])):
+    limit_bytes = limit_of(recording, budget_bytes)
+    allocator = allocator_of(limit_bytes, settings)
+    variant = next(_variants(recording, [first]), None)
+    if variant and not _lasts_in(allocator, variant, *_may_flush(recording)):
         return first
+    if allocator.reserved_bytes < FAR_FROM_BUDGET * limit_bytes:
+        return None  # no other variant needs twice as much
+    last = partial(_last, recording, limit_bytes, settings)
     events = max(map(len, recording.steps)) * ORDERED_STEPS * len(others)
     if events > WORTH_PROCESSES:
         return first_that_fails(last, others)
-    return next((n for n, lasts in zip(others, last(others), strict=True) if not lasts), None)
+    return next((n for n, lasts in zip(others, last(others), strict=False) if not lasts), None)
 
 
 def _last(
     recording: Recording, limit_bytes: int, settings: AllocatorSettings, numbers: Sequence[int]
 ) -> Iterator[bool]:
-    """Yield for each of these variants whether it lasts. One that does not exist does."""
+    """Yield for each of these variants whether it lasts; nothing for those that do not exist."""
+    may_flush = _may_flush(recording)
+    for variant in _variants(recording, numbers):
+        yield _lasts_in(allocator_of(limit_bytes, settings), variant, *may_flush)
+
+
+def _may_flush(recording: Recording) -> tuple[float, float]:
+    """Return the step from which on only a share of them may flush the cache, and that share."""
     quiet_from: float = STEPS_THAT_MAY_FLUSH if steps_vary(recording) else SETTLING_STEPS
     if recording.lengths_differ:  # a script's launch ran for long enough to see whether it settles
         quiet_from = math.inf
-    share = MOST_FLUSHING if recording.batches_vary else 0
-    is_far = False
-    for _, variant in zip_longest(numbers, _variants(recording, numbers)):
-        allocator = allocator_of(limit_bytes, settings)
-        yield is_far or not variant or _lasts_in(allocator, variant, quiet_from, share)
-        # Then no other variant needs twice as much.
-        is_far |= allocator.reserved_bytes < FAR_FROM_BUDGET * limit_bytes
+    return quiet_from, MOST_FLUSHING if recording.batches_vary else 0
 
 
 def _lasts_in(

@@ -33,10 +33,11 @@ def first_that_fails(holds: Holds, numbers: Sequence[int]) -> int | None:
         numbers: the numbers.
     """
     count = min(_cores(), len(numbers))
+    question = pickle.dumps(holds)
     with contextlib.ExitStack() as stack:
         children = [stack.enter_context(_child()) for _ in range(count)]
         for place, child in enumerate(children):
-            _ask(child, holds, numbers[place::count])
+            _ask(child, question + pickle.dumps(numbers[place::count]))
         for place, number in enumerate(numbers):
             answer = _answer_of(children[place % count])
             if not (all(holds([number])) if answer is None else answer):
@@ -46,7 +47,7 @@ def first_that_fails(holds: Holds, numbers: Sequence[int]) -> int | None:
 
 def answer() -> None:
     """Answer what standard input asks, in a process of its own."""
-    holds, numbers = pickle.load(sys.stdin.buffer)
+    holds, numbers = (pickle.load(sys.stdin.buffer) for _ in range(2))
     for each in holds(numbers):
         os.write(sys.stdout.fileno(), b"1" if each else b"0")
 
@@ -64,7 +65,6 @@ def _child() -> Iterator[subprocess.Popen[bytes] | None]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            bufsize=0,
         )
     except OSError:
         yield None
@@ -76,10 +76,10 @@ def _child() -> Iterator[subprocess.Popen[bytes] | None]:
             child.kill()
 
 
-def _ask(child: subprocess.Popen[bytes] | None, holds: Holds, numbers: Sequence[int]) -> None:
+def _ask(child: subprocess.Popen[bytes] | None, question: bytes) -> None:
     if child and child.stdin:
         with contextlib.suppress(BrokenPipeError), child.stdin:  # it has ended
-            child.stdin.write(pickle.dumps((holds, numbers)))
+            child.stdin.write(question)
 
 
 def _answer_of(child: subprocess.Popen[bytes] | None) -> bool | None:
