@@ -36,6 +36,19 @@ class SearchMemory:
             self._facts |= {**facts(), "batchfinder": VERSION, "settings": surroundings()}
         self.key = ""
 
+    def newest_size(self) -> int | None:
+        """Return the newest answer by the facts known before :meth:`recall`; None without one."""
+        if self._cache is None:
+            return None
+        known = json.loads(json.dumps(self._facts, default=str))
+        try:
+            answers = self._cache.answers_to(typed())
+        except CacheError as error:
+            self._give_up(error)
+            return None
+        found = (answer.remembered() for answer in answers if known.items() <= answer.facts.items())
+        return next((each.batch_size for each in found if each), None)
+
     def recall(self, prober: Prober, further: Callable[[], Mapping[str, Any]]) -> Remembered | None:
         """Return the answer of an earlier search on as much memory; None if there is none.
 

@@ -96,8 +96,9 @@ def run_command(
         deadline = deadline_in(CPU_SECONDS)
 
     def launch() -> LaunchProber:
-        reporter.probing(bounds.first)
-        return LaunchProber(template, options, bounds, prices)
+        first = memory.newest_size() or bounds.first
+        reporter.probing(first)
+        return LaunchProber(template, options, bounds, prices, first=first)
 
     def show_launches(prober: LaunchProber, probe: Probe) -> None:
         nonlocal shown

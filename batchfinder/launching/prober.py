@@ -7,12 +7,10 @@ from dataclasses import replace
 
 from batchfinder.errors import TargetError
 from batchfinder.launching.conclusion import concluded, overruled
-from batchfinder.launching.host_memory import ADVICE, HOST
 from batchfinder.launching.launch import Launch
 from batchfinder.launching.options import RunOptions, choose_kind, cpu_memory, make_order
 from batchfinder.launching.record import Record, budget_left
 from batchfinder.launching.size_check import (
-    SOME_SIZES,
     Honored,
     SizesSeen,
     lengths_warning,
@@ -30,7 +28,6 @@ from batchfinder.results.probe import Outcome, Probe
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.results.version import VERSION
 from batchfinder.search.bounds import Bounds
-from batchfinder.search.bracket import holes
 from batchfinder.search.head_start import HeadStart
 from batchfinder.search.plan import VARIED_ROOM, Prices
 from batchfinder.search.prober import Recording
@@ -38,7 +35,7 @@ from batchfinder.simulation.recordings.guess import head_start_of
 
 
 class LaunchProber:
-    """Try sizes by launching a script. The first launch, at the smallest size, shows the device.
+    """Try sizes by launching a script. The first launch shows the device.
 
     Every launch runs the steps of a confirmation, so a size is launched once.
 
@@ -47,6 +44,7 @@ class LaunchProber:
         options: the options of all launches.
         bounds: the sizes that the search may try.
         prices: the costs of the search's moves. Each launch corrects the cost of a launch.
+        first: the size of the first launch; None for the smallest, which is next if it fails.
 
     Attributes:
         template: the command, with the variables that choose the device.
@@ -59,7 +57,13 @@ class LaunchProber:
     """
 
     def __init__(
-        self, template: Template, options: RunOptions, bounds: Bounds, prices: Prices
+        self,
+        template: Template,
+        options: RunOptions,
+        bounds: Bounds,
+        prices: Prices,
+        *,
+        first: int | None = None,
     ) -> None:
         self._options, self._bounds = options, bounds
         self._start_time = StartTime(prices)
@@ -81,7 +85,7 @@ class LaunchProber:
         self.device = self._device_type
         if self._device_type == "cpu":
             self._limit_cpu()
-        self._start(bounds.first)
+        self._start(first or bounds.first)
 
     @property
     def room(self) -> float:
@@ -144,16 +148,9 @@ class LaunchProber:
 
     def conclude(self, result: BatchSizeResult) -> BatchSizeResult:
         """Return the search's result as that of the launches, with what to warn of."""
-        result = concluded(result, overruled(self.launched, result.probes))
-        failure, size = result.next_failure, result.batch_size
-        warnings = result.warnings
-        if failure is not None and failure.reason.startswith(HOST) and size:
-            warnings = (*warnings, f"at batch size {failure.batch_size} {ADVICE}")
-        is_refused = failure is not None and failure.outcome is Outcome.FAILED
-        if (is_refused or holes(result.probes)) and self._most_examples is None and size:
-            warnings = (*warnings, SOME_SIZES)
-        is_divided = Honored.DIVIDED.value in self._warnings
-        return replace(result, warnings=warnings, is_divided=is_divided)
+        launched = overruled(self.launched, result.probes)
+        result = concluded(result, launched, has_all_data=self._most_examples is not None)
+        return replace(result, is_divided=Honored.DIVIDED.value in self._warnings)
 
     def _start(self, size: int) -> None:
         """Learn from a first launch which device and how many processes train, and the budget."""
@@ -191,8 +188,11 @@ class LaunchProber:
         self._note(size, verdict, record)
 
     def _launch_first(self, size: int) -> tuple[int, Verdict, Record]:
-        """Launch the smallest size, or a larger one if the script needs more examples."""
+        """Launch a size; if it fails, the smallest, or a larger one if the script needs more."""
         verdict, record = self._launch(size)
+        if size > self._bounds.first and not verdict.probe.fits:
+            size = self._bounds.first
+            verdict, record = self._launch(size)
         larger = self._bounds.after(max(size, verdict.least - 1))
         if not verdict.least or larger > self._bounds.last:
             return size, verdict, record

@@ -161,6 +161,26 @@ def test_forward_passes_count_in_mode_eval() -> None:
     assert answer["confirmed_steps"] >= 6
 
 
+def test_an_answer_is_confirmed_by_one_launch_next_time() -> None:
+    options = ("--json", "--min-batch-size", "15")
+    first, second = (
+        answer_of(run_script("--manner", "swallows", "--limit", "20", options=options))
+        for _ in range(2)
+    )
+    assert [probe["batch_size"] for probe in first["probes"]] == [15, 16]
+    assert [probe["batch_size"] for probe in second["probes"]] == [16]
+    assert second["remembered_from"]
+
+
+def test_an_answer_that_no_longer_runs_is_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("--json", "--min-batch-size", "15")
+    monkeypatch.setenv("SCRIPT_LIMIT", "20")
+    assert answer_of(run_script("--manner", "swallows", options=options))["batch_size"] == 16
+    monkeypatch.setenv("SCRIPT_LIMIT", "15")
+    again = answer_of(run_script("--manner", "swallows", options=options))
+    assert (again["batch_size"], again["remembered_from"]) == (15, None)
+
+
 @pytest.mark.slow
 def test_a_python_without_the_hook_is_named_at_once() -> None:
     waiting = "import time; time.sleep(600)"

@@ -186,7 +186,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=int(os.environ.get("BATCH", "0")))
     parser.add_argument("--config")
     parser.add_argument("--manner", default="plain")
-    parser.add_argument("--limit", type=int, default=LIMIT)
+    parser.add_argument("--limit", type=int, default=int(os.environ.get("SCRIPT_LIMIT", LIMIT)))
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--accumulation", type=int, default=1)
     options = parser.parse_args()
