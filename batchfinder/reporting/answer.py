@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from batchfinder.reporting.advice import PLAIN_REASONS, why_nothing_fits
 from batchfinder.reporting.global_batch import plan_lines
-from batchfinder.reporting.wording import allocator_request_bytes, one_line
+from batchfinder.reporting.wording import allocator_request_bytes, fragmentation, one_line
 from batchfinder.results.accumulation import AccumulationPlan
 from batchfinder.results.memory_model import MemoryModel
 from batchfinder.results.probe import THRASHING_NOTE, Outcome, without_place
@@ -143,7 +143,8 @@ def _next_failure(result: BatchSizeResult, verbose: bool) -> list[str]:
     is_plain = reason in PLAIN_REASONS
     if not verbose:
         is_plain |= allocator_request_bytes(reason) is not None
-    why = "." if is_plain else f": {reason}"
+    pieces = fragmentation(reason, result.budget_bytes)
+    why = (f": {pieces}." if pieces else ".") if is_plain else f": {reason}"
     return [f"Batch size {failure.batch_size} runs out of memory{where}{why}"]
 
 

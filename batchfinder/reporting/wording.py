@@ -14,6 +14,12 @@ from batchfinder.units import format_bytes, parse_bytes
 _REQUEST = re.compile(r"tried to allocate (\d+(?:\.\d+)?) ?(bytes|[KMGT]i?B)", re.IGNORECASE)
 
 
+# What tensors of CUDA and HIP held then, and what the allocator held beyond them.
+_HELD = re.compile(
+    r"memory (\d\S* [KMGT]iB) is allocated by .*? and (\d\S* [KMGT]iB) is reserved by PyTorch but"
+)
+
+
 def allocator_request_bytes(message: str) -> int | None:
     """Read the size of the failed request, in bytes; None if the text is no allocator message.
 
@@ -26,6 +32,27 @@ def allocator_request_bytes(message: str) -> int | None:
         return None
     unit = "B" if match[2].lower() == "bytes" else match[2]
     return parse_bytes(match[1] + unit)
+
+
+def fragmentation(message: str, budget_bytes: int) -> str:
+    """Return what an allocator's cache withheld, if a request would fit beside all tensors; or "".
+
+    Example:
+        >>> message = "CUDA out of memory. Tried to allocate 5.00 GiB. Of the allocated memory "
+        >>> message += "11.00 GiB is allocated by PyTorch, and 6.00 GiB is reserved by PyTorch but"
+        >>> print(fragmentation(message, 20 * 1024**3))
+        tensors held 11.0 GiB, and 6.0 GiB more was cached in pieces too small for the next 5.0 GiB
+    """
+    request, match = allocator_request_bytes(message), _HELD.search(message)
+    if request is None or match is None:
+        return ""
+    held, cached = map(parse_bytes, match.groups())
+    if held + request > budget_bytes:
+        return ""
+    return (
+        f"tensors held {format_bytes(held)}, and {format_bytes(cached)} more was cached in pieces "
+        f"too small for the next {format_bytes(request)}"
+    )
 
 
 def label(warning: str) -> str:

@@ -225,6 +225,20 @@ def test_the_next_failure_and_why(outcome: Outcome, reason: str, verbose: bool, 
     assert details(failed, verbose=verbose)[0] == line
 
 
+def test_memory_in_pieces_is_named() -> None:
+    note = (
+        "CUDA out of memory. Tried to allocate 5.75 GiB. GPU 0 has a total capacity of 24.00 GiB "
+        "of which 6.23 GiB is free. Of the allocated memory 11.75 GiB is allocated by PyTorch, "
+        "with 1.00 GiB allocated in private pools (e.g., CUDA Graphs), and 5.50 GiB is reserved "
+        "by PyTorch but unallocated."
+    )
+    budgets = {22 * GIB: ": tensors held 11.8 GiB, and 5.5 GiB more was", 16 * GIB: "."}
+    for budget_bytes, why in budgets.items():
+        failure = NextFailure(1043, Outcome.OOM, note)
+        (line,) = details(result(next_failure=failure, budget_bytes=budget_bytes))
+        assert line.startswith(f"Batch size 1043 runs out of memory{why}")
+
+
 def test_the_accumulation_plan_is_added() -> None:
     assert details(RESULT, RESULT.accumulation_plan(4096)) == [
         "Batch size 1043 runs out of memory.",
