@@ -86,23 +86,27 @@ def move_to(known: Bracket, size: float, *, confirm: bool = False) -> Move:
 def candidates(belief: Belief, known: Bracket, high: int) -> list[int]:
     """Return the sizes to consider, from the largest that is proved to ``high``, which is excluded.
 
-    They are one resolution apart, counted down from ``high``, if that is not too many. Else they
-    are where the belief is, each with the size above it whose failure would end the search.
+    They are one resolution apart, counted from both ends, because a failure of one counted up from
+    ``low`` ends the search, and a fit of one counted down from ``high`` does. If that would be too
+    many, most are where the belief is, each with the one above it.
     """
     low, bounds, coarseness_at = known.low, known.bounds, known.coarseness_at
-    apart, apart_low = coarseness_at(high), coarseness_at(max(low, bounds.multiple_of))
 
     def lower(size: int) -> int:
-        return min(bounds.before(size), bounds.at_most(size - apart))
+        return min(bounds.before(size), bounds.at_most(size - coarseness_at(size)))
+
+    def upper(size: int) -> int:
+        return max(bounds.after(size), bounds.at_most(size + coarseness_at(size)))
 
     # Without a failure, the answer may be the last size, which ends the search like no other.
     sizes = {low, high} if known.failure else {low, high, bounds.before(high)}
     many = bounds.steps_between(low, high) >= MOST_CANDIDATES
-    many &= not apart_low or (high - low) // apart_low >= MOST_CANDIDATES
-    size = lower(high)
+    apart = coarseness_at(max(low, bounds.multiple_of))
+    many &= not apart or (high - low) // apart >= MOST_CANDIDATES
+    least, most = low, high
     for _ in range(3 if many else MOST_CANDIDATES):
-        sizes.add(size)
-        size = lower(size)
+        least, most = upper(least), lower(most)
+        sizes |= {most} if many else {least, most}
     top, count = belief.at_least(low), MOST_CANDIDATES // 2
     for i in range(count if many else 0):
         below, above, share = float(low), float(high), top * (i + 0.5) / count
@@ -110,7 +114,7 @@ def candidates(belief: Belief, known: Bracket, high: int) -> list[int]:
             middle = (below + above) / 2
             below, above = (middle, above) if belief.at_least(middle) > share else (below, middle)
         size = bounds.at_most(below)
-        sizes |= {size, max(bounds.after(size), bounds.at_most(size + coarseness_at(size)))}
+        sizes |= {size, upper(size)}
     return sorted(size for size in sizes if low <= size <= high)
 
 
