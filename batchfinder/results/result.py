@@ -114,7 +114,8 @@ class BatchSizeResult(Summarized, Record):
         return self.batch_size
 
     def __str__(self) -> str:
-        answer = f"batch size {self.batch_size} ({self.status.value})"
+        how = "the largest allowed" if self.status is Status.CAPPED else self.status.value
+        answer = f"batch size {self.batch_size} ({how})"
         answer = f"{answer} on {self.device} in {format_seconds(self.seconds)}"
         if self.status is not Status.NOTHING_FITS or self.next_failure is None:
             return answer
