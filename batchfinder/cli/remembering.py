@@ -42,7 +42,7 @@ class SearchMemory:
             return None
         known = json.loads(json.dumps(self._facts, default=str))
         try:
-            answers = self._cache.answers_to(typed())
+            answers = self._cache.answers()
         except CacheError as error:
             self._give_up(error)
             return None

@@ -88,10 +88,6 @@ class AnswerCache:
         where = "WHERE substr(key, 1, ?) = ? ORDER BY saved DESC"
         return self._select(where, [len(start_of_key), start_of_key])
 
-    def answers_to(self, command: str) -> list[CachedAnswer]:
-        """Return the answers to a command as it was typed, the newest first."""
-        return self._select("WHERE command = ? ORDER BY saved DESC", [command])
-
     def remember(
         self, key: str, command: str, facts: Mapping[str, Any], result: Mapping[str, Any]
     ) -> None:

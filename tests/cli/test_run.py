@@ -164,8 +164,8 @@ def test_forward_passes_count_in_mode_eval() -> None:
 def test_an_answer_is_confirmed_by_one_launch_next_time() -> None:
     options = ("--json", "--min-batch-size", "15")
     first, second = (
-        answer_of(run_script("--manner", "swallows", "--limit", "20", options=options))
-        for _ in range(2)
+        answer_of(run_script("--manner", "swallows", "--limit", "20", options=each))
+        for each in (options, (*options, "--chart"))
     )
     assert [probe["batch_size"] for probe in first["probes"]] == [15, 16]
     assert [probe["batch_size"] for probe in second["probes"]] == [16]
