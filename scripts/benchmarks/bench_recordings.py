@@ -250,7 +250,7 @@ def main() -> None:
     options = parser.parse_args()
     v100 = find_gpu("V100 32GB")
     found: dict[str, Any] = {"replays": {}, "segmentation": {}}
-    for path in sorted(options.folder.glob("*.json")):
+    for path in sorted(options.folder.rglob("*.json")):
         recording = json.loads(path.read_text())
         if path.stem == "v100_resnet50_conv_workspaces":
             found["workspaces"] = check_workspaces(recording, v100)
@@ -261,6 +261,8 @@ def main() -> None:
         elif isinstance(recording, dict) and "events" in recording:
             found["replays"][path.stem] = replay(recording)
             print(f"{path.stem}: {found['replays'][path.stem]}")
+    if not found["replays"]:
+        parser.error(f"there is no recording of an allocator in {options.folder}")
     if options.published:
         with options.published.open(newline="") as file:
             rows = [row for row in csv.DictReader(file) if "mmsegmentation" in row["source"]]
