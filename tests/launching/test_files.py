@@ -10,7 +10,7 @@ from batchfinder.launching.launch import HOOK
 
 # Runs each line in a fork, and prints the first word of what happened.
 SCRIPT = """
-import os, pathlib, shutil, socket, sqlite3, subprocess, sys, torch
+import os, pathlib, shutil, socket, sqlite3, subprocess, sys, torch, types
 sys.path.insert(0, sys.argv[1])
 import files
 class Report:
@@ -23,6 +23,18 @@ kept.install()
 torch.save({}, own)
 torch.save({}, log)
 assert log.stat().st_size
+sys.modules["safetensors.torch"] = saver = types.ModuleType("safetensors.torch")
+saver.serialize_file = lambda tensors, path, metadata=None: pathlib.Path(path).write_text("saved")
+kept.note_savers()
+saver.serialize_file({}, "own.txt")
+saver.serialize_file({}, "log.txt")
+for new in (f"{sys.argv[2]}/part.txt", f"{sys.argv[2]}/part_2.txt"):
+    pathlib.Path(new).write_text("new")
+os.replace(f"{sys.argv[2]}/part.txt", own)
+shutil.move(f"{sys.argv[2]}/part_2.txt", log)
+assert log.read_text() == "new"
+own.rename("old.txt")
+pathlib.Path("old.txt").rename(own)
 log.write_text("of this launch")
 kept.keep()
 for line in sys.argv[3:]:

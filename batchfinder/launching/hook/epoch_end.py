@@ -105,6 +105,7 @@ class EpochEnd:
 
     def train_anew(self) -> None:
         """Report an optimizer that is made after the epoch ended: what it makes comes only once."""
+        self._files.note_savers()
         if self.has_begun:
             self._requests.forget_validation()
             self._report("trains_anew")

@@ -1,9 +1,10 @@
 """Keep a script from changing the user's files. Imports no batchfinder.
 
-``torch.save`` never replaces a file older than the launch, such as a training's best checkpoint.
-Once its epoch ends, functions that save files do nothing, so that it continues: it trains after its
-validation, in the memory that the validation has left. Code that would change a file in another way
-waits, and so does code that would send something after that, such as the saved model.
+Nothing is saved over a file older than the launch, such as a training's best checkpoint, and no new
+file is renamed to one. Once the epoch of a script ends, functions that save files do nothing, so
+that it continues: it trains after its validation, in the memory that the validation has left. Code
+that would change a file in another way waits, and so does code that would send something after
+that, such as the saved model.
 """
 
 from __future__ import annotations
@@ -72,29 +73,34 @@ class Files:
         self._is_kept = self._has_kept = False
 
     def install(self) -> None:
-        """Replace ``torch.save`` early, because a script may import it by name."""
+        """Replace functions early, because a script may import them by name."""
         self._do_nothing(self._torch, "save", self._is_older)
+        for owner in _owners():
+            for name in ("rename", "replace"):
+                self._do_nothing(owner, name, lambda paths: self._is_older(paths[1:2]))
+
+    def note_savers(self) -> None:
+        """Replace the functions of packages that have been imported since."""
+        for module, name in SAVERS:
+            saver = getattr(sys.modules.get(module), name, None)
+            if saver is not None and not hasattr(saver, "__wrapped__"):
+                self._do_nothing(sys.modules[module], name, self._is_older)
 
     def keep(self) -> None:
         """Let no file change from now on."""
         self._is_kept = True
-        # pathlib of Python 3.10 keeps some of these functions in an object of its own.
-        names: dict[str, Any] = vars(pathlib)
-        of_pathlib = [names["_normal_accessor"]] if "_normal_accessor" in names else []
-        for owner in (os, *of_pathlib):
+        for owner in _owners():
             for name in CHANGERS:
                 if hasattr(owner, name):
                     self._do_nothing(owner, name)
-        for module, name in SAVERS:
-            if module in sys.modules:
-                self._do_nothing(sys.modules[module], name)
+        self.note_savers()
         opening = self._opening_nothing(builtins.open)
-        for owner in (builtins, io, *of_pathlib):
+        for owner in (builtins, io, *_owners()[1:]):
             owner.open = opening
         sys.addaudithook(self._hear)
 
     def _do_nothing(
-        self, owner: Any, name: str, never: Callable[[Any], bool] = lambda path: False
+        self, owner: Any, name: str, never: Callable[[list[Any]], bool] = lambda paths: False
     ) -> None:
         """Let a function do nothing with a file that may not change, now or ever."""
         original = getattr(owner, name)
@@ -102,7 +108,7 @@ class Files:
         @functools.wraps(original)
         def keeping(*arguments: Any, **keywords: Any) -> Any:
             paths = [*arguments, *keywords.values()]
-            if "dir_fd" not in keywords and (self._keeps(paths) or any(map(never, paths))):
+            if "dir_fd" not in keywords and (self._keeps(paths) or never(paths)):
                 self._has_kept = True
                 return None
             return original(*arguments, **keywords)
@@ -136,8 +142,8 @@ class Files:
         is_concerned = self._is_kept and (sends or any(map(self._is_users, paths)))
         return is_concerned and self._torch.utils.data.get_worker_info() is None
 
-    def _is_older(self, path: Any) -> bool:
-        return self._is_users(path) and os.path.exists(path)  # noqa: PTH110 - as below
+    def _is_older(self, paths: list[Any]) -> bool:
+        return any(self._is_users(path) and os.path.exists(path) for path in paths)  # noqa: PTH110
 
     def _is_users(self, path: Any) -> bool:
         # pathlib would be slow: the audit hook hears all that Python does.
@@ -153,6 +159,12 @@ class Files:
         # Such as a log that this launch writes.
         is_new = stat.S_ISREG(status.st_mode) and status.st_mtime_ns >= self._started
         return not is_new
+
+
+def _owners() -> list[Any]:
+    """Return ``os``, and in Python 3.10 what pathlib keeps some functions of it in."""
+    accessor = vars(pathlib).get("_normal_accessor")
+    return [os] if accessor is None else [os, accessor]
 
 
 def _sends(event: str, arguments: tuple[Any, ...]) -> bool:
