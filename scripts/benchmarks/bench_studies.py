@@ -11,8 +11,8 @@ of each step against the counted one. `sweep`: probes for eight lengths, and eac
 search of its own. `knee`: on the CPU, the rate at the smallest size that `find --throughput` calls
 as fast, among the rates of a sweep over twelve sizes. A shared machine computes up to 30 % faster
 or slower for seconds at a time, so the sweep times all sizes in rounds. Each model has a process of
-its own, and its row is written as it comes to scripts/results/studies.json. Models of Transformers
-and timm need these packages.
+its own, and its row is written as it comes to scripts/results/studies.json, or to `--output`.
+Models of Transformers and timm need these packages.
 """
 
 from __future__ import annotations
@@ -108,8 +108,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("part", choices=["time", "winners", "sweep", "knee"])
     parser.add_argument("--model", choices=MODELS, action="append")
+    parser.add_argument("--output", type=Path, default=RESULT_FILE)
     options = parser.parse_args()
-    results = json.loads(RESULT_FILE.read_text()) if RESULT_FILE.exists() else {}
+    results = json.loads(options.output.read_text()) if options.output.exists() else {}
     rows = results.setdefault(options.part, {})
     chosen = {
         "time": ["resnet50", "gpt2"],
@@ -122,7 +123,7 @@ def main() -> None:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
             rows[name] = processes.submit(row_of, options.part, name).result()
         results.setdefault("torch", {})[options.part] = torch.__version__
-        RESULT_FILE.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         print(name, json.dumps(rows[name]), file=sys.stderr, flush=True)
     print(summary(options.part, [*rows.values()]))
 
