@@ -103,7 +103,11 @@ def _note(row: StrategyRow, comparison: Comparison) -> str:
         for mark, marked in (("largest", comparison.largest), ("fastest", comparison.fastest))
         if row is marked
     ]
-    marks += ["impossible"] * (row.result is None)
+    if row.result is None:
+        is_left_out = (
+            comparison.is_measured and row.strategy.parallel
+        )  # its note says how to run it
+        marks.append("not measured" if is_left_out else "impossible")
     split, wanted = row.split, comparison.global_batch_size
     if split is not None and split.global_batch_size != wanted:
         marks.append(f"makes {split.global_batch_size}, not {wanted}")

@@ -125,6 +125,16 @@ class Probe(Record):
         return self.peak_reserved_bytes or self.peak_allocated_bytes
 
     @property
+    def batch_seconds(self) -> tuple[float, ...]:
+        """Seconds for one batch, as each step took them: with gradient accumulation it runs two.
+
+        The first of several steps is left out, because it chooses kernels and allocates memory.
+        """
+        batches = max(1, round((self.samples or 1) / (max(1, self.steps) * self.batch_size)))
+        seconds = tuple(second / batches for second in self.steps_seconds)
+        return seconds[1:] or seconds
+
+    @property
     def tensor_bytes(self) -> int:
         """The most bytes that tensors held at any moment; 0 if not read."""
         return self.peak_allocated_bytes or max(self.phase_peak_bytes.values(), default=0)

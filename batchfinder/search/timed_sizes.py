@@ -81,12 +81,10 @@ def measure_throughput(
 
 
 def _note(probe: Probe, seconds: Round) -> bool:
-    """Keep a probe's readings. The first of several chooses kernels and allocates memory."""
-    batches = max(1, round((probe.samples or 1) / (probe.steps * probe.batch_size)))  # in a step
-    readings = [second / batches for second in probe.steps_seconds]
-    if readings:
-        seconds[probe.batch_size] = [*seconds.get(probe.batch_size, ()), *readings[1:]] or readings
-    return bool(readings)
+    """Keep a probe's readings; return True if there are any."""
+    if probe.batch_seconds:
+        seconds[probe.batch_size] = [*seconds.get(probe.batch_size, ()), *probe.batch_seconds]
+    return bool(probe.batch_seconds)
 
 
 def _next_size(seconds: Round, bounds: Bounds) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -165,13 +166,15 @@ class Comparison(Study):
 
 
 def seconds_of_step(result: BatchSizeResult, batch_size: int) -> float | None:
-    """Return the seconds of a step at a batch size, from a search; None if unknown.
+    """Return the seconds for one batch of a size, from a search; None if unknown.
 
-    Between two sizes that ran, the time is interpolated. Beyond them, it is the nearest size's.
+    A probe of a single step counts only if there are no others: it allocates memory, and may
+    compile. Between two sizes that ran, the time is interpolated. Beyond them, it is the nearest
+    size's.
     """
-    readings: dict[int, float] = {}
-    for probe in result.probes:
-        if probe.fits and probe.step_seconds is not None:
-            known = readings.get(probe.batch_size, probe.step_seconds)
-            readings[probe.batch_size] = min(known, probe.step_seconds)
-    return interpolated(sorted(readings.items()), batch_size) if readings else None
+    timed = [probe for probe in result.probes if probe.fits and probe.batch_seconds]
+    readings: dict[int, list[float]] = {}
+    for probe in [probe for probe in timed if len(probe.steps_seconds) > 1] or timed:
+        readings.setdefault(probe.batch_size, []).extend(probe.batch_seconds)
+    medians = [(size, statistics.median(of_size)) for size, of_size in sorted(readings.items())]
+    return interpolated(medians, batch_size) if medians else None

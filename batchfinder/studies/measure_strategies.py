@@ -68,13 +68,20 @@ def _measured(
     ):
         head_start = head_start_of(prober, step.options.confirm_steps)
         result = run_search(prober, request.bounds, on_probing=on_probing, head_start=head_start)
-    return StrategyRow(
-        strategy,
-        result,
-        peak_bytes=peak_at(result.probes, result.batch_size),
-        blocks=step.blocks,
-        plan=request.plan_of(strategy, result.batch_size),
-    )
+        row = StrategyRow(
+            strategy,
+            result,
+            peak_bytes=peak_at(result.probes, result.batch_size),
+            blocks=step.blocks,
+            plan=request.plan_of(strategy, result.batch_size),
+        )
+        # Between sizes that ran, times are a guess, which would decide which strategy is fastest.
+        size = row.split.batch_size if row.split else result.batch_size
+        if size != result.batch_size:
+            on_probing(size, False)
+            timed = prober.probe(size, confirm=True)
+            row = replace(row, result=replace(result, probes=(*result.probes, timed)))
+    return row
 
 
 def _model_states(request: ComparisonRequest, row: StrategyRow) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
@@ -201,12 +202,25 @@ def test_on_the_device_every_row_is_confirmed_and_timed() -> None:
         assert row.samples_per_second
         assert row.split is not None
         assert row.split.gradient_accumulation_steps == 8
+    uneven = compare_strategies(
+        Stack(), SAMPLE, measure=True, device="cpu", max_batch_size=8, strategies=["sgd"],
+        global_batch_size=12,
+    )  # fmt: skip
+    for row in uneven.rows:
+        assert row.result is not None
+        sizes = [probe.batch_size for probe in row.result.probes if len(probe.steps_seconds) > 1]
+        assert row.split is not None
+        assert row.split.batch_size == 6
+        assert 6 in sizes, "the fastest at a global batch is timed at its own size"
     assert "torchrun --nproc-per-node 2" in comparison.rows[2].note
     assert comparison.fastest in comparison.rows[:2]
 
 
 def result_of(*steps: tuple[int, float]) -> BatchSizeResult:
-    probes = tuple(Probe(n, Outcome.FITS, 3, s, step_seconds=s, confirmed=True) for n, s in steps)
+    probes = tuple(
+        Probe(n, Outcome.FITS, 3, 9 * s, 3 * n, steps_seconds=(7 * s, s, s), confirmed=True)
+        for n, s in steps
+    )
     model = MemoryModel({Phase.FORWARD_BACKWARD: PhaseModel(100, 10)})
     size = max(n for n, _ in steps)
     return BatchSizeResult(size, Status.FOUND, "fake", 1000, probes, model, None, 3, 5.0, 1.0, {})
@@ -224,6 +238,15 @@ def test_the_fastest_at_a_global_batch_is_not_the_largest() -> None:
     assert [row.split_seconds for row in rows] == pytest.approx([6.4, 8.0])
     assert rows[0].samples_per_second == pytest.approx(10)
     assert rows[0].seconds_per_1000_samples == pytest.approx(100)
+
+
+def test_a_single_step_and_the_second_batch_of_a_step_do_not_count_as_slow() -> None:
+    accumulated = Probe(16, Outcome.FITS, 3, 9.0, 96, steps_seconds=(9.0, 3.2, 3.2))
+    compiling = Probe(8, Outcome.FITS, 1, 40.0, 16, steps_seconds=(40.0,))
+    result = dataclasses.replace(result_of((16, 1.6)), probes=(compiling, accumulated))
+    row = StrategyRow(parse_strategy("compile"), result, plan=plan_accumulation(32, 16))
+    assert row.samples_per_second == pytest.approx(10)
+    assert row.split_seconds == pytest.approx(3.2)
 
 
 def test_a_fast_rate_is_a_plain_number() -> None:
