@@ -180,7 +180,8 @@ SEARCH_OPTIONS = (
 PLAN_OPTIONS = (
     number(
         "--global-batch-size",
-        help="Also show how to reach this size by gradient accumulation. Add --accumulate.",
+        help="Also show how to reach this size by gradient accumulation; -v adds lines to paste. "
+        "Add --accumulate.",
     ),
     flag(
         "--noise-scale",

@@ -12,6 +12,7 @@ from batchfinder.reporting.wording import bytes_or_dash
 from batchfinder.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
+    from batchfinder.results.accumulation import Split
     from batchfinder.studies.comparison import Comparison, StrategyRow
 
 
@@ -40,7 +41,7 @@ def comparison_table(comparison: Comparison, width: float = math.inf) -> list[st
                 format_seconds(seconds) if seconds else "-",
             ]
         if has_plan:
-            cells.append(_split(row))
+            cells.append(split_text(row.split) if row.split else "-")
             took = row.split_seconds
             cells += [format_seconds(took) if took else "-"] if comparison.is_measured else []
         rows.append([*cells, _note(row, comparison)])
@@ -89,10 +90,8 @@ def _gain(row: StrategyRow, base: StrategyRow) -> str:
     return f"x{row.batch_size / base.batch_size:.2f}"
 
 
-def _split(row: StrategyRow) -> str:
-    split = row.split
-    if split is None:
-        return "-"
+def split_text(split: Split) -> str:
+    """Return micro-batch x accumulation steps x ranks, such as ``"512 x 8"``."""
     ranks = f" x {split.world_size}" if split.world_size > 1 else ""
     return f"{split.batch_size} x {split.gradient_accumulation_steps}{ranks}"
 

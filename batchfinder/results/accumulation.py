@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
 from batchfinder.errors import UsageError
 from batchfinder.units import count, positive
@@ -91,6 +92,12 @@ class AccumulationPlan:
     def best(self) -> Split | None:
         """The split to use: the fastest, else the exact one, else the nearest."""
         return self.fastest or self.exact or self.nearest
+
+
+def plan_from(data: Mapping[str, Any]) -> AccumulationPlan:
+    """Return the plan of a JSON object."""
+    splits = {key: Split(**value) for key, value in data.items() if isinstance(value, Mapping)}
+    return AccumulationPlan(**{**data, **splits})
 
 
 def plan_accumulation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import resource
@@ -288,3 +289,10 @@ def test_a_browser_opens_the_page_without_an_error(
 
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "CONSOLE" not in ended.stderr
+
+
+def test_a_global_batch_brings_its_plan_and_lines_to_paste() -> None:
+    plan = RESULT.accumulation_plan(4096)
+    page = page_of([{**RESULT.to_dict(), "accumulation_plan": dataclasses.asdict(plan)}])
+    assert f"<p>{plan}</p>" in page
+    assert "Trainer(accumulate_grad_batches=4)" in page

@@ -50,3 +50,28 @@ def test_what_was_not_tried_is_not_shown_as_too_large() -> None:
     page = page_of([{"over": ["depth"], **MEASURED, "rows": rows}])
 
     assert re.findall(r">(-|none fits)</text>", page) == ["-", "none fits"]
+
+
+def test_strategies_show_how_they_reach_the_global_batch_and_reasons_below_the_table() -> None:
+    row: dict[str, Any] = {
+        "strategy": "as it is", "levers": {"checkpointing": None}, "blocks": "", "note": "",
+        "batch_size": 8, "peak_bytes": 900, "per_sample_bytes": 100, "result": {"probes": []},
+        "samples_per_second": 10.0, "global_step_seconds": 6.4,
+        "split": {"batch_size": 8, "gradient_accumulation_steps": 4, "world_size": 2},
+    }  # fmt: skip
+    more = {"strategy": "checkpointing", "levers": {"checkpointing": "checkpointing"}}
+    rows = [
+        row,
+        {**row, **more, "blocks": "4 x Block", "batch_size": 9},
+        {**row, "strategy": "ddp", "note": "it needs 2 processes", "result": None, "split": None},
+    ]
+    marks = {"largest": "checkpointing", "fastest": "as it is", "global_batch_size": 64}
+
+    page = page_of([{**MEASURED, **marks, "rows": rows}])
+
+    assert re.findall(r'<td data-name="(for 64|one step|note)">([^<]*)</td>', page)[:6] == [
+        ("for 64", "8 x 4 x 2"), ("one step", "6.40 s"), ("note", "fastest"),
+        ("for 64", "8 x 4 x 2"), ("one step", "6.40 s"), ("note", "largest"),
+    ]  # fmt: skip
+    assert "<p>checkpointing: 4 x Block</p>" in page
+    assert "<p>ddp: it needs 2 processes</p>" in page

@@ -9,11 +9,20 @@ from typing import Any
 
 from batchfinder.reporting.answer import details, headline
 from batchfinder.reporting.columns import budget_of
+from batchfinder.reporting.global_batch import snippets
 from batchfinder.reporting.page import charts
-from batchfinder.reporting.page.studies import memory_map, names_of, rows_of, size_chart, term_rows
+from batchfinder.reporting.page.studies import (
+    memory_map,
+    names_of,
+    remarks_of,
+    rows_of,
+    size_chart,
+    term_rows,
+)
 from batchfinder.reporting.sweeps import buckets_line
 from batchfinder.reporting.table import PHASES
 from batchfinder.reporting.wording import bytes_or_dash, label, place_in_step, size_or_none_fits
+from batchfinder.results.accumulation import plan_from
 from batchfinder.results.check import WIDE, Check
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.results.throughput import AS_FAST
@@ -62,6 +71,7 @@ def _study(data: Data) -> str:
             if "over" in data
             else "",
             _table("Every row", rows_of(data)),
+            *(f"<p>{escape(remark)}</p>" for remark in remarks_of(data)),
             _table("What uses the memory at the peak", terms) if (terms := term_rows(data)) else "",
         ]
     )
@@ -71,11 +81,15 @@ def _search(data: Data) -> str:
     result = BatchSizeResult.from_dict(data)
     first, *more = headline(result)
     phases = result.memory_model.phases if result.memory_model else ()
-    lines = [*(label(warning) + warning for warning in result.warnings), *details(result)]
+    plan = plan_from(data["accumulation_plan"]) if data.get("accumulation_plan") else None
+    lines = [*(label(warning) + warning for warning in result.warnings), *details(result, plan)]
     parts = [
         f"<h2>{escape(first)}</h2>",
         f'<p class="lead">{escape(result.device)} · {escape(" · ".join(more))}</p>',
         *(f"<p>{escape(line)}</p>" for line in lines),
+        _pasted("Lines to paste for the global batch", snippets(plan.best))
+        if plan and plan.best
+        else "",
         _picture(
             "Memory against batch size",
             charts.memory_chart(result),
@@ -232,12 +246,16 @@ def _table(title: str, rows: Rows) -> str:
     return (
         f'<div class="scroll" tabindex=0><table><caption>{escape(title)}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>"
-        f"<details><summary>{escape(title)}, as Markdown</summary>"
-        f"<pre tabindex=0>{escape(_markdown(rows))}</pre></details>"
-    )
+    ) + _pasted(f"{title}, as Markdown", _markdown(rows))
 
 
-def _markdown(rows: Rows) -> str:
+def _pasted(title: str, lines: Sequence[str]) -> str:
+    """Return text to paste, behind its title until that is clicked."""
+    text = escape("\n".join(lines))
+    return f"<details><summary>{escape(title)}</summary><pre tabindex=0>{text}</pre></details>"
+
+
+def _markdown(rows: Rows) -> list[str]:
     lines = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     lines.insert(1, ["---", *["---:"] * (len(lines[0]) - 1)])
-    return "\n".join("| " + " | ".join(row) + " |" for row in lines)
+    return ["| " + " | ".join(row) + " |" for row in lines]

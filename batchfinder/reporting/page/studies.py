@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from batchfinder.reporting.comparison import split_text
 from batchfinder.reporting.page.svg import bars, heat_map
 from batchfinder.reporting.wording import bytes_or_dash, size_or_none_fits
-from batchfinder.units import format_bytes, format_rate
+from batchfinder.results.accumulation import Split
+from batchfinder.units import format_bytes, format_rate, format_seconds
 
 # More columns leave no room for their numbers.
 MOST_COLUMNS = 8
@@ -19,7 +21,7 @@ FULL = 0.9
 Data = Mapping[str, Any]
 
 # Columns without any value are left out of the page's table.
-COLUMNS = ("max batch", "peak", "model states", "per sample", "samples/s", "note")
+COLUMNS = ("max batch", "peak", "model states", "per sample", "samples/s")
 
 
 def names_of(data: Data) -> list[str]:
@@ -34,11 +36,10 @@ def rows_of(data: Data) -> list[tuple[str, ...]]:
         KeyError: it is neither.
     """
     names = names_of(data)
-    rows: list[tuple[str, ...]] = [(*names, *COLUMNS)]
+    plan = f"for {data.get('global_batch_size')}", "one step"
+    rows: list[tuple[str, ...]] = [(*names, *COLUMNS, *plan, "note")]
     for row in data["rows"]:
-        rate = row.get("samples_per_second")
-        marks = ("largest", "fastest") if "strategy" in row else ()
-        notes = [mark for mark in marks if data[mark] == row["strategy"]]
+        rate, split, step = map(row.get, ("samples_per_second", "split", "global_step_seconds"))
         rows.append(
             (
                 *(str(row[name]) for name in names),
@@ -47,10 +48,24 @@ def rows_of(data: Data) -> list[tuple[str, ...]]:
                 bytes_or_dash(row.get("model_state_bytes")),
                 bytes_or_dash(row["per_sample_bytes"]),
                 format_rate(rate) if rate else "-",
-                ", ".join(filter(None, [*notes, row["note"]])),
+                split_text(Split(**split)) if split else "-",
+                format_seconds(step) if step else "-",
+                _note_of(row, data),
             )
         )
     return rows
+
+
+def remarks_of(data: Data) -> list[str]:
+    """Return the blocks that are checkpointed, and the remarks on strategies; none on a sweep."""
+    told: dict[str, list[str]] = {}
+    for row in data["rows"] if "strategy" in data["rows"][0] else ():
+        how = row["levers"]["checkpointing"]
+        if row["blocks"]:
+            told[row["blocks"]] = [how]
+        if row["note"]:
+            told.setdefault(row["note"], []).append(row["strategy"])
+    return [f"{', '.join(names)}: {text}" for text, names in told.items()]
 
 
 def term_rows(data: Data) -> list[tuple[str, ...]]:
@@ -97,6 +112,17 @@ def memory_map(data: Data) -> str:
             (_name_of(row, data), [None if n > answer and one > FULL else one for n, one in shares])
         )
     return heat_map("Share of the memory by batch size", [f"{size:,}" for size in sizes], rows)
+
+
+def _note_of(row: Data, data: Data) -> str:
+    """Return the last cell of a row. A strategy's reason, a sentence, is below the table."""
+    if "strategy" not in row:
+        return str(row["note"])
+    marks = [mark for mark in ("largest", "fastest") if data[mark] == row["strategy"]]
+    split, wanted = row.get("split"), data.get("global_batch_size")
+    if split and Split(**split).global_batch_size != wanted:
+        marks.append(f"makes {Split(**split).global_batch_size}")
+    return ", ".join(marks)
 
 
 def _size_of(row: Data) -> str:
