@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import resource
 import shutil
@@ -25,6 +26,7 @@ from batchfinder.errors import UsageError
 from batchfinder.reporting.page.page import check_report, page_of, read_results, write_page
 from batchfinder.reporting.page.svg import ticks
 from batchfinder.results.memory_model import MemoryModel, Phase, PhaseModel
+from batchfinder.results.noise_scale import NoiseScale
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.results.throughput import throughput_of
 from batchfinder.units import format_bytes
@@ -293,6 +295,9 @@ def test_a_browser_opens_the_page_without_an_error(
 
 def test_a_global_batch_brings_its_plan_and_lines_to_paste() -> None:
     plan = RESULT.accumulation_plan(4096)
-    page = page_of([{**RESULT.to_dict(), "accumulation_plan": dataclasses.asdict(plan)}])
+    noise = NoiseScale(900.0, 300.0, math.inf, 8, 64, 10)
+    more = {"accumulation_plan": dataclasses.asdict(plan), "noise_scale": noise.to_dict()}
+    page = page_of([{**RESULT.to_dict(), **more}])
+    assert "more than about 900 examples per optimizer step stop helping (300 or more)" in page
     assert f"<p>{plan}</p>" in page
     assert "Trainer(accumulate_grad_batches=4)" in page

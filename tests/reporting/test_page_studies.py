@@ -73,5 +73,6 @@ def test_strategies_show_how_they_reach_the_global_batch_and_reasons_below_the_t
         ("for 64", "8 x 4 x 2"), ("one step", "6.40 s"), ("note", "fastest"),
         ("for 64", "8 x 4 x 2"), ("one step", "6.40 s"), ("note", "largest"),
     ]  # fmt: skip
+    assert "largest: checkpointing · fastest: as it is</p>" in page
     assert "<p>checkpointing: 4 x Block</p>" in page
     assert "<p>ddp: it needs 2 processes</p>" in page

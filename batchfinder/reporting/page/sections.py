@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from textwrap import shorten
@@ -9,7 +10,7 @@ from typing import Any
 
 from batchfinder.reporting.answer import details, headline
 from batchfinder.reporting.columns import budget_of
-from batchfinder.reporting.global_batch import snippets
+from batchfinder.reporting.global_batch import noise_line, snippets
 from batchfinder.reporting.page import charts
 from batchfinder.reporting.page.studies import (
     memory_map,
@@ -24,6 +25,7 @@ from batchfinder.reporting.table import PHASES
 from batchfinder.reporting.wording import bytes_or_dash, label, place_in_step, size_or_none_fits
 from batchfinder.results.accumulation import plan_from
 from batchfinder.results.check import WIDE, Check
+from batchfinder.results.noise_scale import NoiseScale
 from batchfinder.results.result import BatchSizeResult
 from batchfinder.results.throughput import AS_FAST
 from batchfinder.units import format_bytes, format_seconds
@@ -57,6 +59,7 @@ def _study(data: Data) -> str:
     facts = [budget_of(data["budget_bytes"], is_measured=data["is_measured"])]
     if data.get("base"):
         facts.append(f"{data['rows'][0]['strategy']}: {data['base']}")
+    facts += [f"{mark}: {data[mark]}" for mark in ("largest", "fastest") if data.get(mark)]
     buckets = data.get("buckets")  # an earlier version wrote none
     if data.get("max_tokens"):
         facts.append(f"max_tokens = {data['max_tokens']} is safe at all lengths")
@@ -83,6 +86,11 @@ def _search(data: Data) -> str:
     phases = result.memory_model.phases if result.memory_model else ()
     plan = plan_from(data["accumulation_plan"]) if data.get("accumulation_plan") else None
     lines = [*(label(warning) + warning for warning in result.warnings), *details(result, plan)]
+    if noise := data.get("noise_scale"):  # JSON has no infinity
+        known: dict[str, Any] = {
+            name: math.inf if value is None else value for name, value in noise.items()
+        }
+        lines.append(noise_line(NoiseScale(**known)))
     parts = [
         f"<h2>{escape(first)}</h2>",
         f'<p class="lead">{escape(result.device)} · {escape(" · ".join(more))}</p>',
