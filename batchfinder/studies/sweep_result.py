@@ -54,10 +54,11 @@ class SweepRow(Summarized, Plain):
 
     @property
     def length(self) -> float | None:
-        """The product of the swept values; None if they are not all numbers."""
+        """The product of the swept values, whole if they are; None if they are not all numbers."""
         values = [*self.values.values()]
         if all(isinstance(value, int | float) for value in values):
-            return float(math.prod(values))
+            product: float = math.prod(values)
+            return product
         return None
 
     def to_dict(self) -> dict[str, Any]:

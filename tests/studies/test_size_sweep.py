@@ -212,6 +212,7 @@ def test_a_budget_of_tokens_is_safe_for_all_lengths() -> None:
     assert sweep.max_tokens == 19 * 2048
     assert all(sweep.max_tokens // length <= size for length, size in sweep.buckets.items())
     assert sweep.buckets == {512: 96, 1024: 44, 2048: 19}
+    assert str(sweep.buckets) == "{512: 96, 1024: 44, 2048: 19}", "to paste"
     assert swept((512, 96), (1024, 0)).max_tokens is None
     for one in (swept((512, 96)), swept((512, 96), (1024, 0))):  # may be no length but a width
         assert (one.max_tokens, one.buckets) == (None, {})
