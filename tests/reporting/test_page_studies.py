@@ -63,6 +63,13 @@ def test_strategies_show_how_they_reach_the_global_batch_and_reasons_below_the_t
     rows = [
         row,
         {**row, **more, "blocks": "4 x Block", "batch_size": 9},
+        {
+            **row,
+            **more,
+            "strategy": "selective",
+            "levers": {"checkpointing": "selective"},
+            "blocks": "4 x Block",
+        },
         {**row, "strategy": "ddp", "note": "it needs 2 processes", "result": None, "split": None},
     ]
     marks = {"largest": "checkpointing", "fastest": "as it is", "global_batch_size": 64}
@@ -74,5 +81,5 @@ def test_strategies_show_how_they_reach_the_global_batch_and_reasons_below_the_t
         ("for 64", "8 x 4 x 2"), ("one step", "6.40 s"), ("note", "largest"),
     ]  # fmt: skip
     assert "largest: checkpointing · fastest: as it is</p>" in page
-    assert "<p>checkpointing: 4 x Block</p>" in page
+    assert "<p>checkpointing, selective: 4 x Block</p>" in page
     assert "<p>ddp: it needs 2 processes</p>" in page

@@ -61,8 +61,8 @@ def remarks_of(data: Data) -> list[str]:
     told: dict[str, list[str]] = {}
     for row in data["rows"] if "strategy" in data["rows"][0] else ():
         how = row["levers"]["checkpointing"]
-        if row["blocks"]:
-            told[row["blocks"]] = [how]
+        if row["blocks"] and how not in told.setdefault(row["blocks"], []):
+            told[row["blocks"]].append(how)
         if row["note"]:
             told.setdefault(row["note"], []).append(row["strategy"])
     return [f"{', '.join(names)}: {text}" for text, names in told.items()]
