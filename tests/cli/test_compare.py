@@ -61,7 +61,8 @@ def test_json_and_report_have_a_row_for_each_strategy_and_gpu(tmp_path: Path) ->
                    "--max-batch-size", "8", "--report", str(page))  # fmt: skip
     # Each GPU has two tables: the sizes, and what uses the memory.
     assert page.read_text().count('data-name="strategy">sgd</th>') == 2 * 2
-    assert page.read_text().count("which the peaks include · as it is: fp32, AdamW</p>") == 2
+    lead = "which the peaks include · as it is: fp32, AdamW · largest: sgd</p>"
+    assert page.read_text().count(lead) == 2
     data = json.loads(done.stdout)
     assert [one["device"] for one in data["comparisons"]] == ["T4", "V100 16GB"]
     assert [row["strategy"] for row in data["comparisons"][0]["rows"]] == ["as it is", "sgd"]
