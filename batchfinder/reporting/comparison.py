@@ -103,9 +103,8 @@ def _note(row: StrategyRow, comparison: Comparison) -> str:
         if row is marked
     ]
     if row.result is None:
-        is_left_out = (
-            comparison.is_measured and row.strategy.parallel
-        )  # its note says how to run it
+        # A strategy of several ranks is not measured here. The row's note says how to run it.
+        is_left_out = comparison.is_measured and row.strategy.parallel
         marks.append("not measured" if is_left_out else "impossible")
     split, wanted = row.split, comparison.global_batch_size
     if split is not None and split.global_batch_size != wanted:
