@@ -39,7 +39,8 @@ class Guessing:
 
     def __init__(self, guess: MakeGuess | None, prices: Prices, *, replays: bool) -> None:
         self._guess, self._prices, self._replays = guess, prices, replays
-        self._was_beaten = False  # a size above a guess was tried next to it
+        # A size above a guess was tried next to it; then, what was refuted before (0 for nothing).
+        self._beaten_after: int | None = None
         self.estimate: Guess | None = None
 
     def move(self, known: Bracket, opening: Move | None) -> Move | None:
@@ -62,8 +63,11 @@ class Guessing:
             opening = _size_to_record(known, share, found) or opening
         if opening:
             return opening
-        if found and self._was_beaten and found.size < known.low + known.resolution_at(known.low):
-            self.estimate = None  # lines know more, until a recording of a larger size does
+        was_beaten = self._beaten_after == known.refuted
+        if found and was_beaten and found.size < known.low + known.resolution_at(known.low):
+            # Lines know more, until a recording of a larger size does, or a confirmation refutes
+            # what they are drawn through: they do not see later steps, as recordings do.
+            self.estimate = None
             return None
         move = self._at(known, found) if found else None
         if move or not (has_failed and found):
@@ -81,7 +85,7 @@ class Guessing:
         resolution = known.resolution_at(low)
         if self._replays and low in known.confirmed and size - low < resolution:
             # Confirm the size above: recordings distinguish it from this one, a probe does not.
-            self._was_beaten = True
+            self._beaten_after = known.refuted
             return move_to(known, low + resolution, confirm=True)
         if 0 < known.high - size <= known.resolution and known.failure:
             size = known.high - known.resolution  # ends the search if it fits
