@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -615,6 +616,26 @@ def test_a_guess_that_stands_after_a_size_above_it_failed_is_tried_next() -> Non
     assert size_of(finding) == 988
     large = [probe.batch_size for probe in probes if probe.batch_size > 500]
     assert large == [990, 988, 989]
+
+
+def test_a_guess_that_was_beaten_counts_again_once_a_confirmation_refutes_probes() -> None:
+    """Probes do not see the steps that fail. It took eight more confirmations, one by one down."""
+
+    class FailsLater(FakeProber):
+        def probe(self, batch_size: int, *, confirm: bool = False) -> Probe:
+            probe = super().probe(batch_size, confirm=confirm)
+            fails = probe.fits and confirm and batch_size > 845
+            return replace(probe, outcome=Outcome.OOM, steps=2) if fails else probe
+
+    def guess(probes: list[Probe]) -> Guess:
+        return Guess(max([836, *(p.batch_size for p in probes if p.fits and p.confirmed)]))
+
+    exact = exact_device(1000)
+    prober = FailsLater(**vars(exact) | {"reserved_extra": 0.05})
+    finding, probes = run_search(prober, guess=guess, replays=True)
+
+    assert 836 <= size_of(finding) <= 845
+    assert sum(not probe.fits for probe in probes) == 2, story(probes)
 
 
 @pytest.mark.parametrize("guess", [3, 30, 300])
