@@ -46,22 +46,44 @@ def test_the_answer_counts_many_chunks() -> None:
 
 
 class ByExample(nn.Module):
-    """A model with large weights whose loss loops over the examples, as TRL's DPO does."""
+    """A model with large weights whose loss loops over the first examples, as TRL's DPO does."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 10_000) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(64, 2**20), nn.Linear(2**20, 8))
+        self.most = most
 
     def forward(self, rows: Tensor) -> Tensor:
-        return torch.stack([row.logsumexp(-1) for row in self.layers(rows)]).sum()
+        outputs: Tensor = self.layers(rows)
+        first = torch.stack([row.logsumexp(-1) for row in outputs[: self.most]])
+        loss: Tensor = first.sum() + outputs[self.most :].exp().sum()
+        return loss
 
 
-def test_few_sizes_are_traced_by_themselves() -> None:
-    with pytest.warns(BatchFinderWarning, match="every batch size is traced separately"):
-        found = estimate_max_batch(ByExample(), torch.randn(2, 32, 64), gpu="rtx3090")
+@pytest.mark.filterwarnings("error")
+def test_a_step_that_loops_over_its_examples_is_traced_at_small_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def peak() -> int:
+        sample = torch.randn(2, 32, 64)
+        return estimate_peak_memory(ByExample(), sample, batch_size=40, gpu="rtx3090").peak_bytes
+
+    lengthened = peak()
+    monkeypatch.setattr("batchfinder.simulation.tracing.step_trace.TRACED_SIZES", (20, 40))
+    assert lengthened == peak()
+
+
+def test_few_sizes_are_tried_where_a_step_loops(recwarn: pytest.WarningsRecorder) -> None:
+    found = estimate_max_batch(ByExample(), torch.randn(2, 32, 64), gpu="rtx3090")
     assert found.batch_size == 54
     # 8 is traced anyway. The answer, the next size and half the answer are always tried.
     assert len(found.result.probes) <= 6
+    assert not recwarn
+
+
+def test_a_loop_that_ends_before_the_examples_do_is_found() -> None:
+    with pytest.warns(BatchFinderWarning, match="every batch size is traced separately"):
+        estimate_max_batch(ByExample(most=10), torch.randn(2, 32, 64), gpu="rtx3090")
 
 
 def test_two_traced_sizes_are_enough_for_whole_batches(recwarn: pytest.WarningsRecorder) -> None:

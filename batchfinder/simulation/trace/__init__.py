@@ -1,5 +1,5 @@
 """A trace: a training step's requests to the allocator, in order, at one or every batch size.
 
-Read ``curve``, ``trace``, ``alignment``, then ``recorder`` (what kernels write to). May import
-``allocator`` and ``gpus``.
+Read ``curve``, ``trace``, ``alignment``, ``repeats``, then ``recorder`` (what kernels write to).
+May import ``allocator`` and ``gpus``.
 """

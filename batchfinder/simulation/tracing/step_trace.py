@@ -8,9 +8,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._pytree import tree_leaves
 
 from batchfinder.probing.options import ProbeOptions
 from batchfinder.simulation.kernels.attention import FAMILIES, ComputeCapability, kernel_family
@@ -24,15 +22,17 @@ from batchfinder.simulation.trace.alignment import (
     first_step,
 )
 from batchfinder.simulation.trace.curve import Curve
+from batchfinder.simulation.trace.repeats import Repeats
 from batchfinder.simulation.trace.trace import GeneralTrace, Kind, Trace
 from batchfinder.simulation.tracing.caches import Caches
 from batchfinder.simulation.tracing.data_parallel import Cluster, resizes_tracked
 from batchfinder.simulation.tracing.fake import fake_batch, fake_cuda, fake_setup, with_carried
+from batchfinder.simulation.tracing.one_step import on_device, run_step, states_on_device
 from batchfinder.simulation.tracing.operators import ValuesFollowed
 from batchfinder.simulation.tracing.refusal import explained, names_of
 from batchfinder.simulation.tracing.tracker import StorageTracker
 from batchfinder.simulation.tracing.wrappers import remarks_on_wrappers
-from batchfinder.simulation.values.known import MOST_ELEMENTS, know, let_go, value_of
+from batchfinder.simulation.values.known import MOST_ELEMENTS
 from batchfinder.training.modes.forward_step import STEP_OF_MODE
 from batchfinder.training.sample import BatchMaker
 from batchfinder.training.setup import TrainingSetup
@@ -40,8 +40,6 @@ from batchfinder.training.state.anatomy import tensors_of
 from batchfinder.training.state.process_settings import repeatable
 from batchfinder.training.state.reach import methods_of, reachable
 from batchfinder.training.state.undo import contents_kept
-from batchfinder.training.step import TrainingStep
-from batchfinder.training.tree import map_leaves
 
 # Sizes traced: small, as the batch needs host memory; even, as some models split it in half.
 TRACED_SIZES = (4, 8)
@@ -53,6 +51,9 @@ FURTHER_SIZES = (12, 32)
 # The answer is checked too, since a step that splits its batch has one chunk at a small size.
 # Batches from make_batch use host memory: up to this size only.
 MOST_CHECKED = 1024
+# Where a step loops over its examples, up to the size at which they add this many events to two
+# steps: tracing the forward pass then takes a few seconds.
+MOST_EVENTS = 2**15
 STEPS = 2  # the first allocates the optimizer's states, the second is the steady state
 
 
@@ -94,6 +95,8 @@ class StepTraces:
         self._held_at = 0
         self._caches = caches or Caches(setup.model)
         self._at = functools.cache(self._trace)
+        self._repeats: Repeats | None = None
+        self._repeated = functools.lru_cache(maxsize=4)(self._lengthened)
 
     def at(self, batch_size: int) -> GeneralTrace:
         """Return a trace that holds at a batch size, and at every other size if possible.
@@ -104,7 +107,15 @@ class StepTraces:
         general = self._of_every_size()
         if general is not None:
             return general
-        trace = self._at(batch_size, STEPS)
+        return self._repeated(batch_size)
+
+    def _lengthened(self, batch_size: int) -> GeneralTrace:
+        """Return the trace at one size: that of a smaller one with longer loops, or its own."""
+        trace = None
+        if self._repeats is not None and batch_size >= TRACED_SIZES[0]:
+            with suppress(NotGeneralError):
+                trace = self._repeats.at(batch_size)
+        trace = trace or self._at(batch_size, STEPS)
         return GeneralTrace(trace, [tuple(map(Curve, s.amounts)) for s in trace.storages])
 
     def upper_bound(self, capacity_bytes: int) -> int | None:
@@ -117,14 +128,21 @@ class StepTraces:
             try:
                 self._general = self._aligned()
             except NotGeneralError as error:
-                self._give_up(error)
+                self.are_general = False
+                try:
+                    if isinstance(error, NotInLineError):
+                        raise
+                    self._repeats = Repeats(*(self._at(size, STEPS) for size in TRACED_SIZES))
+                except NotGeneralError:
+                    self._give_up(error)
         return self._general
 
     def hold_at(self, batch_size: int) -> bool:
         """Check the trace at a large size; return False if every size now needs its own trace."""
-        if self._general is None:
+        if self._general is None and self._repeats is None:
             return True
-        if self._like is not None:  # only the passes can fail, which both steps share
+        # Of steps with the same passes, only the passes can fail, which both share.
+        if self._general is not None and self._like is not None:
             if not (self._like.hold_at(batch_size) and self._like.are_general):
                 self._general, self.are_general = None, False
             return self.are_general
@@ -132,9 +150,12 @@ class StepTraces:
         if batch_size < TRACED_SIZES[0]:
             return True
         size = batch_size if self.makes_own_batches else min(batch_size, MOST_CHECKED)
+        if self._repeats is not None:  # a line goes through any two sizes, so it needs a third
+            most = MOST_EVENTS // self._repeats.events_per_sample
+            size = max(min(size, most), FURTHER_SIZES[0])
         if size > self._held_at:
             try:
-                check_lines(self._general, self._trace(size, 0))
+                check_lines(self.at(size), self._trace(size, 0))
             except NotInLineError as error:
                 self._give_up(error)
                 return False
@@ -142,7 +163,9 @@ class StepTraces:
         return True
 
     def _give_up(self, error: NotGeneralError) -> None:
-        self._general, self.are_general = None, False
+        self._general = self._repeats = None
+        self.are_general = False
+        self._repeated.cache_clear()
         self._warn(f"{error}; every batch size is traced separately, which takes longer")
 
     def _aligned(self) -> GeneralTrace:
@@ -240,17 +263,17 @@ class StepTraces:
                     tracker.track(tensor, Kind.PARAMETER)
                 for bucket in buckets:
                     tracker.track(bucket, Kind.GRADIENT)
-                for state in _states_on_device(step.optimizer):
+                for state in states_on_device(step.optimizer):
                     tracker.track(state, Kind.OPTIMIZER_STATE)
-                step.begin(batch_size, lambda: _on_device(small, tracker), is_first=True)
+                step.begin(batch_size, lambda: on_device(small, tracker), is_first=True)
                 for _ in range(steps):
                     tracker.begin_step()
-                    _run(step, host_batch, evaluated, tracker)
+                    run_step(step, host_batch, evaluated, tracker)
                     if cluster is not None and not step.keeps_gradients:
                         setup.model.zero_grad(set_to_none=True)  # the optimizer may have a part
                 if not steps:
                     tracker.begin_step()
-                    step.forward(_on_device(host_batch, tracker))
+                    step.forward(on_device(host_batch, tracker))
                 survivors = tracker.made_by_steps()
         if steps:
             step.check_optimizers()
@@ -259,35 +282,3 @@ class StepTraces:
 
     def _warn(self, *warnings: str) -> None:
         self.warnings = list(dict.fromkeys([*self.warnings, *warnings]))
-
-
-def _run(step: TrainingStep, host_batch: Any, evaluated: Any, tracker: StorageTracker) -> None:
-    for micro_batch in step.fetch(lambda: _on_device(host_batch, tracker)):
-        step.forward_backward(micro_batch)
-    step.optimizer_step()
-    if step.eval_batch_size:
-        step.validate(lambda: _on_device(evaluated, tracker))
-
-
-def _states_on_device(optimizer: Optimizer) -> list[torch.Tensor]:
-    """Return an optimizer's initial states on the device; step counters are on the host."""
-    states = tree_leaves(list(optimizer.state.values()))
-    return [state for state in states if isinstance(state, torch.Tensor) and state.dim()]
-
-
-def _on_device(host_batch: Any, tracker: StorageTracker) -> Any:
-    """Copy a batch, as a move to the device does; each step has its own copy."""
-
-    def move(_: str, leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        moved = torch.empty_like(leaf)
-        value = value_of(leaf)
-        if value is None:
-            let_go(moved)
-        else:
-            know(moved, value)
-        tracker.label([moved], Kind.INPUT)
-        return moved
-
-    return map_leaves(move, host_batch)
