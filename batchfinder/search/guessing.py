@@ -39,8 +39,8 @@ class Guessing:
 
     def __init__(self, guess: MakeGuess | None, prices: Prices, *, replays: bool) -> None:
         self._guess, self._prices, self._replays = guess, prices, replays
-        # A size above a guess was tried next to it; then, what was refuted before (0 for nothing).
-        self._beaten_after: int | None = None
+        # How often a size next to a guess was tried since one failed, and the smallest that failed.
+        self._beats, self._high = 0, 0
         self.estimate: Guess | None = None
 
     def move(self, known: Bracket, opening: Move | None) -> Move | None:
@@ -63,10 +63,12 @@ class Guessing:
             opening = _size_to_record(known, share, found) or opening
         if opening:
             return opening
-        was_beaten = self._beaten_after == known.refuted
-        if found and was_beaten and found.size < known.low + known.resolution_at(known.low):
-            # Lines know more, until a recording of a larger size does, or a confirmation refutes
-            # what they are drawn through: they do not see later steps, as recordings do.
+        if known.high != self._high:
+            self._beats, self._high = 0, known.high
+        # Lines know more than a guess that was beaten, until a recording of a larger size does. But
+        # once a confirmation has refuted a probe, they do not see the later steps, as guesses do.
+        is_beaten = self._beats and not known.refuted
+        if found and is_beaten and found.size < known.low + known.resolution_at(known.low):
             self.estimate = None
             return None
         move = self._at(known, found) if found else None
@@ -84,9 +86,11 @@ class Guessing:
             return move_to(known, 2 * low, confirm=True)
         resolution = known.resolution_at(low)
         if self._replays and low in known.confirmed and size - low < resolution:
-            # Confirm the size above: recordings distinguish it from this one, a probe does not.
-            self._beaten_after = known.refuted
-            return move_to(known, low + resolution, confirm=True)
+            # Confirm the size above: recordings distinguish it from this one, a probe does not. Of a
+            # guess that is beaten again and again, nobody knows how far off it is.
+            reach = resolution * 2**self._beats
+            self._beats += 1
+            return move_to(known, low + reach, confirm=True)
         if 0 < known.high - size <= known.resolution and known.failure:
             size = known.high - known.resolution  # ends the search if it fits
         # The tensors' line leaves no room for a larger answer, but recordings know better.
