@@ -96,6 +96,8 @@ _TEXTS: dict[Tier, dict[str, str]] = {
         # A CUDA graph being captured when the allocator makes room by freeing its cache.
         "operation failed due to a previous error during capture": "pytorch/pytorch/pull/187795",
         "NVML_SUCCESS == r INTERNAL ASSERT FAILED": "pytorch/pytorch/issues/112377",
+        # An operator built for PyTorch's stable ABI, as of torchvision, may lose the reason.
+        r" API call failed at .+, line \d+$": f"{_CODE}/torch/headeronly/util/shim_utils.h",
         # "… primitive descriptor" is another failure: oneDNN has no such operation.
         "could not (create|execute) a primitive(?! descriptor)": "pytorch/pytorch/issues/55884",
         # A thread's stack is memory too: seen under RLIMIT_DATA.

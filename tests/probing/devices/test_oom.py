@@ -216,6 +216,16 @@ CASES: tuple[tuple[BaseException | str, BaseException | str], ...] = (
         RuntimeError("NVML was not found"),
     ),
     (
+        RuntimeError(
+            'torch_call_dispatcher( "aten::masked_select", "", stack.data(), TORCH_ABI_VERSION) '
+            "API call failed at /vision/torchvision/csrc/ops/cuda/../StableABICompat.h, line 77"
+        ),
+        RuntimeError(
+            'mask must be boolean (originally from torch_call_dispatcher( "aten::masked_select", '
+            '"", stack.data(), TORCH_ABI_VERSION) API call failed at /torch/stable/ops.h, line 997)'
+        ),
+    ),
+    (
         RuntimeError("could not create a primitive"),
         RuntimeError("could not create a primitive descriptor for a matmul primitive"),
     ),
