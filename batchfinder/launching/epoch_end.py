@@ -108,6 +108,11 @@ class EpochEnd:
         """Return how a note about running out of memory begins; "" for a training step."""
         return IN_VALIDATION if self.has_begun and not failure["has_gradients"] else ""
 
+    @property
+    def has_validated_first(self) -> bool:
+        """True if a model was evaluated before its first step."""
+        return self._early_peak_bytes > 0
+
     def remark(self, budget_bytes: int, error: str) -> str:
         """Return what the user should know; "" if there is nothing.
 

@@ -89,7 +89,9 @@ def _silence(launch: Launch, record: Record, patience: Patience) -> str:
         if is_late or (seconds > PYTHON_SECONDS and launch.has_python(PYTHON_SECONDS)):
             return NO_PYTHON
     if seconds > patience.seconds:
-        return (
-            f"no {patience.step} ended within {format_seconds(seconds)}; --timeout allows for more"
-        )
+        reason = f"no {patience.step} ended within {format_seconds(seconds)}"
+        reason += "; --timeout allows for more"
+        if record.epoch_end.has_validated_first and not record.steps:
+            reason += ", and a larger --min-batch-size shortens the validation before it"
+        return reason
     return ""

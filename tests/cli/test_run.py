@@ -322,6 +322,7 @@ def test_a_script_that_never_steps_is_named_and_all_its_processes_end() -> None:
     result = run_script("--manner", "hangs", options=("--timeout", "4"))
     assert result.exit_code == 1
     assert "no training step ended within" in result.stderr
+    assert "a larger --min-batch-size shortens the validation" in result.stderr
     assert "waits\n" in result.stderr  # although it fills no buffer, and has one line only
     assert descendants(os.getpid()) == []
 

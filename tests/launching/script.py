@@ -88,6 +88,8 @@ def main() -> None:
     if manner == "hangs":
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         print("waits")
+        with torch.no_grad():
+            model.eval()(torch.randn(size, 8))  # the start of a long validation
         time.sleep(600)
     if manner == "evaluates":
         evaluate(model, size, options.steps)
