@@ -268,8 +268,8 @@ def common_size(sample: Any, batch_dim: int) -> int:
         raise SampleError(
             f"the sample's tensors disagree about the batch size: {size} or {others[0][0]}? "
             f"({described_shapes(tensors)}); set batch_dim (in Python) if their dimension "
-            f"{batch_dim} does not count the examples, else give make_batch(batch_size), which "
-            "returns a batch of that size"
+            f"{batch_dim} does not count the examples, else give your loader instead, or "
+            "make_batch(batch_size), which returns a batch of that size"
         )
     if size == 0 or not any(math.prod(x.shape) for _, x in tensors):
         shapes = described_shapes(tensors)

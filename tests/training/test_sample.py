@@ -240,7 +240,7 @@ def test_tensors_of_too_many_elements_have_no_data() -> None:
         (
             {"x": torch.zeros(4, 3), "y": torch.zeros(5)},
             r"disagree about the batch size: 4 or 5\? \(sample\['x'\] \[4, 3\], sample\['y'\] "
-            r"\[5\]\); set batch_dim .*make_batch\(batch_size\)",
+            r"\[5\]\); set batch_dim .*your loader instead, or make_batch\(batch_size\)",
         ),
         (
             ([torch.ones(3, 8, 8)] * 2, [{"boxes": torch.ones(7, 4), "labels": torch.ones(7)}] * 2),
