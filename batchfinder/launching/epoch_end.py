@@ -5,6 +5,7 @@ The hook ends the epoch early, see ``launching/hook/epoch_end.py``.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -18,6 +19,9 @@ MOST_STEPS = 3
 # The first batch of a validation allocates what it needs once. How much each batch keeps is read
 # after this many: what the second and the third added.
 SETTLED = 3
+
+# Of what the batches of a validation have left, this many times as much is needed to join it.
+JOINED = 1.9
 
 UNSEEN = (
     "the script seems to have a validation, but none was seen in the launches, so the answer does "
@@ -33,9 +37,9 @@ ANEW = (
 class _Growth(NamedTuple):
     """What the batches of a validation leave on a device."""
 
-    held_bytes: int
-    kept_bytes: int
-    batches_left: int
+    kept_bytes: int  # by each
+    batches: float
+    needed_bytes: int  # after the last
 
 
 @dataclass
@@ -59,7 +63,7 @@ class EpochEnd:
     trains_anew: bool = False
     _steps: dict[int, int] = field(default_factory=dict)
     _would_write: bool = False
-    _held: dict[int, list[int]] = field(default_factory=dict)
+    _batches: dict[int, list[dict[str, Any]]] = field(default_factory=dict)  # of a validation
     _is_unsure: bool = False  # a loader gave a batch, and neither a pass nor a step followed
     _unused_loaders: int = 0
     _early_peak_bytes: int = 0  # of the model, evaluated before its first step
@@ -88,11 +92,10 @@ class EpochEnd:
             self._held_bytes = max(self._held_bytes, report["held"])
         elif event == "batch_after":
             self._is_unsure = True
-            held = self._held.setdefault(pid, [])
-            held[report["given"] :] = [report["held"]]
-            kept = min((later - before for before, later in pairwise(held[1:])), default=0)
-            if len(held) > SETTLED and kept > 0 and report["batches"]:
-                self._growths.append(_Growth(held[-1], kept, report["batches"] - report["given"]))
+            seen = self._batches.setdefault(pid, [])
+            seen[report["given"] :] = [report]
+            if len(seen) > SETTLED and report["batches"]:
+                self._growths += _growth(seen)
         elif event == "trains_anew":
             self.trains_anew = True
         elif event == "would_write":
@@ -128,10 +131,27 @@ class EpochEnd:
             is_close = self._early_peak_bytes + self._held_bytes > budget_bytes
             return UNSEEN if self._unused_loaders or self._is_unsure or is_close else ""
         for growth in self._growths:
-            if growth.held_bytes + growth.kept_bytes * growth.batches_left > budget_bytes:
+            if growth.needed_bytes > budget_bytes:
                 return (
                     f"each batch of the validation leaves {format_bytes(growth.kept_bytes)} more "
-                    f"on the device, too much for the {growth.batches_left} that it did not run. "
+                    f"on the device, too much for all {math.ceil(growth.batches)}. "
                     "Try to move what it keeps to the CPU (eval_accumulation_steps of Transformers)"
                 )
         return ""
+
+
+def _growth(seen: list[dict[str, Any]]) -> list[_Growth]:
+    """Return what the batches of a validation leave, if each leaves something."""
+    before, now = seen[0]["held"], seen[-1]
+    held = [report["held"] for report in seen[1:]]
+    kept = min(later - earlier for earlier, later in pairwise(held))
+    # Accelerate's loaders draw a batch ahead of the one that the model has passed.
+    passed = sum(later["passes"] > earlier["passes"] for earlier, later in pairwise(seen))
+    left = now["batches"] - passed
+    if kept <= 0 or left <= 0:
+        return []
+    needed = held[-1] + kept * left
+    # Joined to one tensor after each pass, as Trainers do, all of it is there twice for a moment.
+    if passed and now["allocated"] - before > JOINED * kept * passed:
+        needed = max(needed, before + 2 * kept * now["batches"])
+    return [_Growth(kept, now["batches"], int(needed))]

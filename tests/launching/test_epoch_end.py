@@ -19,6 +19,11 @@ def step_after(pid: int = 1) -> dict[str, object]:
     return {"event": "step_after", "pid": pid, "unused_loaders": 0, "held": MIB}
 
 
+def batch_after(given: int, held: int, batches: float | None) -> dict[str, object]:
+    facts = {"given": given, "held": held, "batches": batches, "passes": given, "allocated": held}
+    return {"event": "batch_after", "pid": 1, **facts}
+
+
 def test_it_is_over_once_every_process_has_trained_on() -> None:
     end = EpochEnd()
     for report in (step_after(), validated(), step_after(), validated(2)):
@@ -89,20 +94,31 @@ def test_a_validation_that_keeps_its_outputs_is_said_to_outgrow_the_device(
     end.add(validated())
     for given in range(4):
         held = (30 + given) * MIB
-        end.add(
-            {"event": "batch_after", "pid": 1, "given": given, "held": held, "batches": batches}
-        )
+        end.add(batch_after(given, held, batches))
     assert (
         end.remark(80 * MIB, "").startswith("each batch of the validation leaves 1.0 MiB") is warns
     )
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize(("batches", "warns"), [(4.5, True), (3.4, False)])
+def test_a_validation_that_joins_its_outputs_needs_them_twice(
+    ahead: int, batches: float, warns: bool
+) -> None:
+    end = EpochEnd()
+    end.add(validated())
+    for given in range(4):
+        passed = max(0, given - ahead)  # Accelerate draws a batch ahead
+        held = passed * 10 * MIB
+        end.add({**batch_after(given, held, batches), "passes": passed, "allocated": 2 * held})
+    assert bool(end.remark(80 * MIB, "")) is warns
 
 
 def test_memory_that_does_not_grow_each_time_is_no_warning() -> None:
     end = EpochEnd()
     end.add(validated())
     for given, held in enumerate((10, 30, 30, 40)):
-        report = {"event": "batch_after", "pid": 1, "given": given, "held": held * MIB}
-        end.add({**report, "batches": 10**6})
+        end.add(batch_after(given, held * MIB, 10**6))
     assert end.remark(80 * MIB, "") == ""
 
 

@@ -44,6 +44,7 @@ class EpochEnd:
         self._report, self._memory, self._files = report, memory, files
         self._requests = requests
         self.has_begun = self._has_validated = False
+        self._passes = 0  # of the validation
         self._unused: weakref.WeakSet[Any] = weakref.WeakSet()
         self._begun: weakref.WeakSet[Any] = weakref.WeakSet()
         self._given: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -102,6 +103,9 @@ class EpochEnd:
             facts = {"has_trained": has_trained, "is_after": self.has_begun}
             # The peaks since the epoch ended, or before that, since the last step.
             self._report("validated", **facts, **self._memory.peaks())
+            if self.has_begun:
+                self._passes += 1
+                self._memory.reset()  # a script may copy what it keeps, after each pass
 
     def train_anew(self) -> None:
         """Report an optimizer that is made after the epoch ended: what it makes comes only once."""
@@ -132,8 +136,9 @@ class EpochEnd:
             if iterator in self._begun:
                 raise StopIteration
             given = self._given.get(iterator, 0)
-            facts = {"held": self._held(), "batches": _length(iterator)}
-            self._report("batch_after", given=given, unused_loaders=len(self._unused), **facts)
+            facts = {"held": self._held(), "batches": _length(iterator), "passes": self._passes}
+            facts |= {"given": given, "unused_loaders": len(self._unused)}
+            self._report("batch_after", **facts, **self._memory.peaks())
             if given >= MOST_BATCHES:
                 raise StopIteration
             self._given[iterator] = given + 1
@@ -142,11 +147,17 @@ class EpochEnd:
         iterator.__next__ = follow
 
 
-def _length(iterator: Any) -> int | None:
+def _length(iterator: Any) -> float | None:
+    """Return the batches of a loader; a last one that is not full is a part of one."""
     try:
-        return len(iterator)
+        length: float = len(iterator)
     except (TypeError, NotImplementedError):  # a stream has none
         return None
+    with contextlib.suppress(Exception):  # samplers of other kinds
+        batches = iterator._index_sampler
+        if not batches.drop_last:
+            return min(length, len(batches.sampler) / int(batches.batch_size))
+    return length
 
 
 def _validate_now() -> None:
