@@ -86,8 +86,8 @@ class Guessing:
             return move_to(known, 2 * low, confirm=True)
         resolution = known.resolution_at(low)
         if self._replays and low in known.confirmed and size - low < resolution:
-            # Confirm the size above: recordings distinguish it from this one, a probe does not. If
-            # a guess is beaten again and again, nobody knows how far off it is.
+            # Confirm the size above: recordings distinguish it from this one, a probe does not. How
+            # far off a guess is that was beaten several times is not known.
             reach = resolution * 2**self._beats
             self._beats += 1
             return move_to(known, low + reach, confirm=True)

@@ -11,6 +11,7 @@ from batchfinder.simulation.recordings.lasting import (
     in_other_orders,
     lasts,
     limit_of,
+    releasing_all,
     releasing_early,
 )
 from batchfinder.units import MIB
@@ -52,6 +53,12 @@ def test_a_stream_does_not_get_the_free_memory_of_another() -> None:
 def test_a_loop_may_release_the_old_batch_before_it_copies_the_next() -> None:
     recording = Recording([], [[10], [10, ~0, 20, ~2]])
     assert releasing_early(recording).steps == [[10], [~0, 10, 20, ~2]]
+
+
+def test_a_step_may_be_a_function_which_drops_its_variables_when_it_ends() -> None:
+    """What was there before the first step, as a gradient, is no variable."""
+    recording = Recording([5], [[30, 60, ~1, 50], [40, ~2, 20, ~0, ~4, ~3]])
+    assert releasing_all(recording).steps == [[30, 60, ~1, 50], [~2, ~3, 40, 20, ~0, ~4]]
 
 
 def test_steps_that_differ_are_replayed_in_other_orders() -> None:
