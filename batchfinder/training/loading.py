@@ -41,7 +41,7 @@ def load_setup(
         make = partial(language_model, target.removeprefix(PREFIX))
         refuse_unknown_arguments(target, arguments, make)
         setup: TrainingSetup = call_with_arguments(make, arguments)
-        remarks = [described(target, setup, **arguments)]
+        remarks = described(target, setup, **arguments)
     else:
         others = [name for name in (sample, loader) if name is not None]
         setup = load_target(target, arguments, use_build_sample=not is_given, others=others)

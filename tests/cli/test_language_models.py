@@ -271,6 +271,24 @@ def test_no_more_tokens_than_positions_and_no_fewer_than_an_image_has(target: st
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_lengths_beyond_what_a_configuration_states_are_said(target: str) -> None:
+    described = {**CONFIG, "max_position_embeddings": 64}
+    Path(target[3:], "config.json").write_text(json.dumps(described))
+    small = ("--method", "dpo", "--lora", "4", "--max-batch-size", "2")
+    result = run(target, "--seq", "64,65", *small)
+    assert result.exit_code == 0
+    assert re.findall(r"(\d+) tokens are more than .*, (\d+)\.", result.stderr) == [("65", "64")]
+
+
+def test_a_newer_transformers_may_know_a_model(target: str) -> None:
+    Path(target[3:], "config.json").write_text(json.dumps({"model_type": "llama99"}))
+    result = run(target, "--seq", "64")
+    assert result.exit_code == 1
+    assert "model type `llama99`" in result.output
+    assert "Try pip install --upgrade transformers." in result.output
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_sweep_over_lengths_and_a_comparison_of_levers(target: str) -> None:
     small = ("--lora", "4", "--gpu", "t4", "--max-batch-size", "8", "--json")
     swept = CliRunner().invoke(cli, ["sweep", target, "--seq", "64,128", *small])

@@ -109,6 +109,17 @@ def example(model: Any, task: str, seq: int, image_size: int) -> dict[str, Any]:
     return {"input_ids": ids, "labels": ids, **images}
 
 
+def beyond_positions(model: Any, batch: dict[str, Any]) -> list[str]:
+    """Return a remark if a batch has more tokens than the configuration states positions for."""
+    seq, most = next(iter(batch.values())).shape[1], _stated_positions(model)
+    if not 0 < most < seq:
+        return []
+    return [
+        f"{seq} tokens are more than the configuration's max_position_embeddings, {most}. Such "
+        "lengths train, and this is their memory, but the model may not be made for them"
+    ]
+
+
 def _read(config: str) -> Any:
     path = Path(config).expanduser()
     place = path.parent if path.is_file() and path.suffix != ".json" else path
@@ -123,6 +134,11 @@ def _read(config: str) -> Any:
         )
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().partition("\n")[0]
+        if "model type" in reason:  # Transformers has none of this name
+            raise TargetError(
+                f"no model from {config}: {reason.partition('. ')[0]}. A newer version may know it."
+                " Try pip install --upgrade transformers."
+            ) from error
         raise TargetError(
             f"there is no configuration {config} ({reason}). Try {PREFIX}FOLDER with the model's "
             "config.json in it."
@@ -136,8 +152,7 @@ def _is_named(config: Any, kinds: Any) -> bool:
 
 def _positions(model: Any) -> int | None:
     """Return the most tokens that a table of positions has rows for; None without a table."""
-    of_text = getattr(model.config, "get_text_config", lambda: model.config)  # transformers 4.45
-    most: int = getattr(of_text(), "max_position_embeddings", None) or 0
+    most = _stated_positions(model)
     words = model.get_input_embeddings()
     for part in model.modules() if most else ():
         if isinstance(part, nn.Embedding) and part is not words:
@@ -145,6 +160,12 @@ def _positions(model: Any) -> int | None:
             if 0 <= part.num_embeddings - most <= 2:  # some tables start with unused rows
                 return min(most, part.num_embeddings - first)
     return None
+
+
+def _stated_positions(model: Any) -> int:
+    """Return the number of positions in a configuration; 0 if it states none."""
+    of_text = getattr(model.config, "get_text_config", lambda: model.config)  # transformers 4.45
+    return getattr(of_text(), "max_position_embeddings", None) or 0
 
 
 def _image(model: Any, size: int) -> tuple[dict[str, Tensor], int]:

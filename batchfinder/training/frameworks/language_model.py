@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from batchfinder.errors import UsageError
 from batchfinder.training.frameworks import ATTENTION, METHODS
-from batchfinder.training.frameworks.architecture import TASKS, built, example
+from batchfinder.training.frameworks.architecture import TASKS, beyond_positions, built, example
 from batchfinder.training.frameworks.quantization import (
     PREPARED,
     cast_adapters,
@@ -243,8 +243,8 @@ def _checkpoint(model: Any) -> None:
     model.enable_input_require_grads()
 
 
-def described(target: str, setup: TrainingSetup, **options: Any) -> str:
-    """Return a sentence that describes the model of a configuration and its training."""
+def described(target: str, setup: TrainingSetup, **options: Any) -> list[str]:
+    """Return a sentence on the model of a configuration and its training, and what is unusual."""
     model: Any = setup.model
     parameters = [*model.parameters()]
     trained = sum(p.numel() for p in parameters if p.requires_grad)
@@ -264,10 +264,11 @@ def described(target: str, setup: TrainingSetup, **options: Any) -> str:
     checkpointing = "with" if options.get("checkpointing") else "without"
     parts.append(f"{options.get('precision', 'bf16')}, as a Trainer runs it")
     parts.append(f"{checkpointing} checkpointing")
-    parts += _image_in(setup.sample or (setup.make_batch(1) if setup.make_batch else {}), model)
+    batch: Any = setup.sample or (setup.make_batch(1) if setup.make_batch else {})
+    parts += _image_in(batch, model)
     if not parameters[0].is_meta:
         parts.append("random weights")
-    return ", ".join(parts)
+    return [", ".join(parts), *beyond_positions(model, batch)]
 
 
 def _image_in(batch: Any, model: Any) -> list[str]:
