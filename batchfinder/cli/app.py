@@ -122,8 +122,8 @@ def run_script(**options: Any) -> None:
     batchfinder run -- python train.py --batch-size {batch_size}
 
     It is launched at several sizes. Each launch runs a few steps, ends its epoch early so that the
-    script validates, and is stopped before most scripts save anything. Nothing is saved over a
-    checkpoint that was there before. {scratch} is an empty folder, a new one for each launch.
+    script validates, and is stopped before most scripts save anything. Weights that were there
+    before are not saved over. {scratch} is an empty folder, a new one for each launch.
 
     Exit status: 0 found, 1 error, 2 usage, 3 not even the smallest size fits, 130 Ctrl-C,
     143 SIGTERM.
