@@ -1,10 +1,10 @@
 """Keep a script from changing the user's files. Imports no batchfinder.
 
-Nothing is saved over a file older than the launch, such as a training's best checkpoint, and no new
-file is renamed to one. Once the epoch of a script ends, functions that save files do nothing, so
-that it continues: it trains after its validation, in the memory that the validation has left. Code
-that would change a file in another way waits, and so does code that would send something after
-that, such as the saved model.
+``torch.save`` and other savers of weights never write over a file older than the launch, such as a
+training's best checkpoint, and no new file is renamed to one. Once the epoch of a script ends,
+functions that save files do nothing, so that it continues: it trains after its validation, in the
+memory that the validation has left. Code that would change a file in another way waits, and so does
+code that would send something after that, such as the saved model.
 """
 
 from __future__ import annotations
