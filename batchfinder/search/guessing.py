@@ -39,7 +39,7 @@ class Guessing:
 
     def __init__(self, guess: MakeGuess | None, prices: Prices, *, replays: bool) -> None:
         self._guess, self._prices, self._replays = guess, prices, replays
-        # How often a size next to a guess was tried since one failed, and the smallest that failed.
+        # How often a size above a guess was tried next to it, and the failure since which they count.
         self._beats, self._high = 0, 0
         self.estimate: Guess | None = None
 
@@ -63,10 +63,10 @@ class Guessing:
             opening = _size_to_record(known, share, found) or opening
         if opening:
             return opening
-        if known.high != self._high:
-            self._beats, self._high = 0, known.high
         # Lines know more than a guess that was beaten, until a recording of a larger size does. But
         # once a confirmation has refuted a probe, they do not see the later steps, as guesses do.
+        if known.refuted and known.high != self._high:
+            self._beats, self._high = 0, known.high
         is_beaten = self._beats and not known.refuted
         if found and is_beaten and found.size < known.low + known.resolution_at(known.low):
             self.estimate = None
