@@ -39,7 +39,7 @@ class Guessing:
 
     def __init__(self, guess: MakeGuess | None, prices: Prices, *, replays: bool) -> None:
         self._guess, self._prices, self._replays = guess, prices, replays
-        # How often a size above a guess was tried next to it, and the failure since which they count.
+        # How often a size above a guess was tried next to it, and since which failure that counts.
         self._beats, self._high = 0, 0
         self.estimate: Guess | None = None
 
