@@ -40,7 +40,7 @@ class SearchMemory:
         """Return the newest answer by the facts known before :meth:`recall`; None without one."""
         if self._cache is None:
             return None
-        known = json.loads(json.dumps(self._facts, default=str))
+        known = self._plain_facts()
         try:
             answers = self._cache.answers()
         except CacheError as error:
@@ -76,11 +76,15 @@ class SearchMemory:
         is_new = result.remembered_from is None and Remembered.is_worth_it(result)
         if self._cache is not None and self.key and is_new:
             try:
-                facts = json.loads(json.dumps(self._facts, default=str))
-                self._cache.remember(self.key, typed(), facts, result.to_dict())
+                self._cache.remember(self.key, typed(), self._plain_facts(), result.to_dict())
             except CacheError as error:
                 self._give_up(error)
         return replace(result, warnings=(*result.warnings, *self._warnings))
+
+    def _plain_facts(self) -> dict[str, Any]:
+        """Return the facts as they are once they have been saved."""
+        facts: dict[str, Any] = json.loads(json.dumps(self._facts, default=str))
+        return facts
 
     def _give_up(self, error: CacheError) -> None:
         self._cache = None

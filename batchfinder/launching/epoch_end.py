@@ -20,7 +20,8 @@ MOST_STEPS = 3
 # after this many: what the second and the third added.
 SETTLED = 3
 
-# Of what the batches of a validation have left, this many times as much is needed to join it.
+# What the batches of a validation have left is joined to one tensor if this many times as much was
+# needed for a moment: twice, but a script may keep a little that it does not join.
 JOINED = 1.9
 
 UNSEEN = (

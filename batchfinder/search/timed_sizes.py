@@ -82,9 +82,9 @@ def measure_throughput(
 
 def _note(probe: Probe, seconds: Round) -> bool:
     """Keep a probe's readings; return True if there are any."""
-    if probe.batch_seconds:
-        seconds[probe.batch_size] = [*seconds.get(probe.batch_size, ()), *probe.batch_seconds]
-    return bool(probe.batch_seconds)
+    if readings := probe.batch_seconds:
+        seconds[probe.batch_size] = [*seconds.get(probe.batch_size, ()), *readings]
+    return bool(readings)
 
 
 def _next_size(seconds: Round, bounds: Bounds) -> int | None:

@@ -108,7 +108,7 @@ class EpochEnd:
                 self._memory.reset()  # a script may copy what it keeps, after each pass
 
     def train_anew(self) -> None:
-        """Report an optimizer that is made after the epoch ended: what it makes comes only once."""
+        """Note a new optimizer; report one made after the epoch ended: what it makes comes once."""
         self._files.note_savers()
         if self.has_begun:
             self._requests.forget_validation()

@@ -67,9 +67,9 @@ def lasts(recording: Recording | None, budget_bytes: int, settings: AllocatorSet
 
     They are replayed as recorded, as in a loop that releases each batch before it copies the next,
     and as in one whose step is a function. What a fragmented allocator loses depends on such
-    details. Steps that differ, such as
-    those of a model that skips layers at random, may only flush the cache at the beginning: a size
-    whose replays did later (282 of wav2vec2-80) ran out of memory in two real loops of three.
+    details. Steps that differ, such as those of a model that skips layers at random, may only flush
+    the cache at the beginning: a size whose replays did later (282 of wav2vec2-80) ran out of
+    memory in two real loops of three.
     Equal steps that flush after SETTLING_STEPS go on to do so. Batches of varying length flush now
     and then, as blocks of shorter ones are too small for longer ones, and a training may begin with
     any of them: if no step might flush, a Whisper got 19 for 26. If the steps of equal batches
@@ -218,9 +218,9 @@ def releasing_all(recording: Recording) -> Recording:
     """
     steps, known = [], len(recording.held)
     for step in recording.steps:
-        old = [event for event in step if event < 0 and len(recording.held) <= ~event < known]
-        moved = {*old}
-        steps.append([*old, *(event for event in step if event >= 0 or event not in moved)])
+        left = range(len(recording.held), known)
+        old = [event for event in step if ~event in left]
+        steps.append([*old, *(event for event in step if ~event not in left)])
         known += sum(event >= 0 for event in step)
     return recording._replace(steps=steps)
 

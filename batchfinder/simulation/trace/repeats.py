@@ -114,22 +114,22 @@ class Repeats:
         trace = Trace(batch_size)
         made: dict[tuple[int, int], list[int]] = defaultdict(list)
         steps = set(self._steps)
-        sizes: dict[tuple[int, int], Storage] = {}
+        births: dict[tuple[int, int], Storage] = {}
         for key, (storage, curves) in self._births.items():
             amounts = tuple(round(curve.bytes_at(batch_size)) for curve in curves)
             rule = storage.rule and storage.rule._replace(amounts=amounts)
-            sizes[key] = replace(storage, size_bytes=amounts[0], rule=rule)
+            births[key] = replace(storage, size_bytes=amounts[0], rule=rule)
         for place in self._places(batch_size):
             key = place[:2]
             if place in steps:
                 trace.steps.append(len(trace.events))
-            if key in sizes:
-                stage = sizes[key].stage
+            if key in births:
+                stage = births[key].stage
                 if not trace.stages or trace.stages[-1][1] is not stage:
                     trace.stages.append((len(trace.events), stage))
                 made[key].append(len(trace.storages))
                 trace.events.append(len(trace.storages))
-                trace.storages.append(sizes[key])
+                trace.storages.append(births[key])
             elif freed := self._frees.get((*key, self._zone(place, batch_size))):
                 part, offset, index, per_pass, per_sample = freed
                 index += per_pass * place.of_pass + per_sample * batch_size

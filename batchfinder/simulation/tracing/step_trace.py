@@ -129,11 +129,10 @@ class StepTraces:
                 self._general = self._aligned()
             except NotGeneralError as error:
                 self.are_general = False
-                try:
-                    if isinstance(error, NotInLineError):
-                        raise
-                    self._repeats = Repeats(*(self._at(size, STEPS) for size in TRACED_SIZES))
-                except NotGeneralError:
+                with suppress(NotGeneralError):
+                    if not isinstance(error, NotInLineError):  # whose passes are the same
+                        self._repeats = Repeats(*(self._at(size, STEPS) for size in TRACED_SIZES))
+                if self._repeats is None:
                     self._give_up(error)
         return self._general
 
